@@ -14,7 +14,7 @@ from fedadmm.cli import options
 from fedadmm.cli.display import print_json, steps
 from fedadmm.core.errors import FedADMMError
 from fedadmm.run.engines.workers import usable_cores
-from fedadmm.study import rundir
+from fedadmm.study import run_dir
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -53,7 +53,7 @@ def measure(
                     found = measuring.run(name, peers, repeats, on_progress)
                 documents.append(found | where)
             if out is not None:  # after every workload: the whole takes long
-                rundir.write_text(out, json.dumps(documents, indent=2) + "\n")
+                run_dir.write_text(out, json.dumps(documents, indent=2) + "\n")
     except FedADMMError as error:
         typer.echo(f"benchmarks: {error}", err=True)
         raise typer.Exit(2) from None

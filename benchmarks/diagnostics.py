@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedadmm.study import config, running
-from fedadmm.study.rundir import RunDir
+from fedadmm.study import config, single_run
+from fedadmm.study.run_dir import RunDir
 
 EVERY, CLIENTS = 10, 5
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ def share(changes: dict[str, Any]) -> tuple[float, float]:
         "callbacks": [{"name": "diagnostics", "every": EVERY, "clients": CLIENTS}],
     }
     with tempfile.TemporaryDirectory() as folder:
-        running.run(config.resolve(tree), Path(folder) / "run")
+        single_run.run(config.resolve(tree), Path(folder) / "run")
         records = RunDir(Path(folder) / "run").records()
     looks = sum(record["clock"].get("diagnostics_seconds", 0.0) for record in records)
     rounds = sum(record["clock"]["seconds"] for record in records)

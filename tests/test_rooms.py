@@ -16,7 +16,7 @@ UPWARDS = {
     "algorithms/fed_avg.py": "import fedadmm.run.callbacks",
     "run/noise.py": "import fedadmm.theory.gong",
     "run/experiment.py": "if TYPE_CHECKING:\n    from fedadmm.data import models",
-    "study/study.py": "import fedadmm.flower.federation",
+    "study/spec.py": "import fedadmm.flower.federation",
     "flower/federation.py": "import fedadmm.cli.options",
 }
 

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from fedadmm.study.recipe import plan
-from fedadmm.study.rundir import RecordedRun, read_run
+from fedadmm.study.recipes import plan
+from fedadmm.study.run_dir import RecordedRun, read_run
 from fedadmm.study.runner import run_study
-from fedadmm.study.running import run_recorded
-from fedadmm.study.study import Cell, Search, Study, Try, cell_hash
+from fedadmm.study.single_run import run_recorded
+from fedadmm.study.spec import Cell, Search, Study, Try, cell_hash
 
 RATES = (0.01, 0.1, 0.2, 0.5)
 HALVES = {"iid": (2, 5), "shards": (4, 12)}

@@ -23,6 +23,7 @@ import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.contracts import AnyAlgorithm, LocalProblem, LocalResult, Needs
 from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Upload
+from fedadmm.core.protocols import AnyAlgorithm, LocalNeeds, LocalProblem, LocalResult
 from fedadmm.run.client import Job
 from fedadmm.run.engines import EngineChoice
 
@@ -121,7 +122,7 @@ def infer(transcript: Transcript, lr: float) -> Inferred:
     state = job.algorithm.init_client(_double(job.initial))
     for one in transcript.rounds:
         cast, message = _double(one.broadcast), _double(one.message)
-        problem, needs = job.algorithm.local_problem(cast, state), job.algorithm.needs
+        problem, needs = job.algorithm.local_problem(cast, state), job.algorithm.requirements.local
         result = invert_message(job.algorithm, cast, state, message, problem.start, needs)
         gradient, points = _gradient(problem, result, one.steps, lr)
         state, _ = job.algorithm.client_update(cast, state, result)
@@ -130,7 +131,7 @@ def infer(transcript: Transcript, lr: float) -> Inferred:
 
 
 def invert_message(
-    algorithm: AnyAlgorithm, cast: Any, state: Any, message: Any, start: Tensor, needs: Needs
+    algorithm: AnyAlgorithm, cast: Any, state: Any, message: Any, start: Tensor, needs: LocalNeeds
 ) -> LocalResult:
     """Return the local result that produced a message.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fedadmm.study.reproducing import markdown
+from fedadmm.study.reproduce import markdown
 from studies.gong.__main__ import CAP, HALVES, RATES, planned
 from studies.papers.others import OTHERS, RESULTS, stored
 

@@ -18,7 +18,7 @@ from typing import Any
 from fedadmm.cli import app
 from fedadmm.core.config_tree import from_config
 from fedadmm.study import config, formatting
-from fedadmm.study.rundir import create, write_json, write_text
+from fedadmm.study.run_dir import create, write_json, write_text
 from studies.participation import text
 from studies.participation.findings import Outcome, Verdict, findings, sensitivities, transfers
 from studies.participation.page import page

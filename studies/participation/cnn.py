@@ -33,8 +33,8 @@ from torch.nn import functional
 import fedadmm
 from fedadmm.core.config_tree import from_config
 from fedadmm.data.models import small_cnn
-from fedadmm.study.recipe import Recipe, study_of
-from fedadmm.study.study import Cell
+from fedadmm.study.recipes import Recipe, study_of
+from fedadmm.study.spec import Cell
 from studies.participation.paired import counted, median_ratio
 from studies.participation.recipe import STUDY, recipe
 

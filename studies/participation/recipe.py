@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedadmm.study.recipe import SCALES
+from fedadmm.study.recipes import SCALES
 
 FOLDER = Path(__file__).parent
 STUDY, FINAL = "participation", "participation-final"

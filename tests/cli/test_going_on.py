@@ -79,7 +79,7 @@ def test_every_option_is_on_the_command_that_goes_on(
         def interrupted(*ignored: object, **also: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fedadmm.study.reproducing.run_study", interrupted)
+        monkeypatch.setattr("fedadmm.study.reproduce.run_study", interrupted)
     result = call(command, *given)
     assert result.exit_code == 130, result.output
     assert result.stdout == ""

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedadmm as fa
 from fedadmm.cli import app
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.run_dir import RunDir
 
 RUN = ["digits", "--set", "problem.clients=2", "--no-report", "--checkpoint-every", "0"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedadmm.cli import options
 from fedadmm.study.config import resolve
-from fedadmm.study.study import Cell, Study
+from fedadmm.study.spec import Cell, Study
 from support.commands import write_small
 
 FEDADMM = [sys.executable, "-m", "fedadmm"]

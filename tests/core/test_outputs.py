@@ -17,7 +17,7 @@ from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.state import RoundReport
 from fedadmm.study.config import resolve
-from fedadmm.study.running import run as run_configured
+from fedadmm.study.single_run import run as run_configured
 from support.commands import SMALL
 from support.federations import WEIGHTS, federation, run
 from support.models import small_federation

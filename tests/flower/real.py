@@ -19,7 +19,7 @@ from fedadmm.core.errors import EngineError
 from fedadmm.flower.local.keys import make_identities
 from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, recorded
-from fedadmm.study import rundir as files
+from fedadmm.study import run_dir as files
 
 APP = Path(__file__).with_name("bundle_app.py")
 DEFAULTS: dict[str, Any] = {

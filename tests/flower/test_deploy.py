@@ -32,9 +32,9 @@ from fedadmm.flower.local.project import OWN_APP, write_project
 from fedadmm.flower.local.run import Follower, run_locally
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.study import config as configs
-from fedadmm.study import rundir as directory
+from fedadmm.study import run_dir as directory
 from fedadmm.study.config import resolve
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.run_dir import RunDir
 
 
 def test_private_files_are_private(tmp_path):
@@ -493,7 +493,7 @@ def test_each_line_of_the_metrics_is_read_once(tmp_path, monkeypatch):
         parsed.append(line)
         return json.loads(line)
 
-    monkeypatch.setattr("fedadmm.study.rundir.json", SimpleNamespace(loads=loads))
+    monkeypatch.setattr("fedadmm.study.run_dir.json", SimpleNamespace(loads=loads))
     path = tmp_path / directory.METRICS
     follower = Follower(RunDir(tmp_path), lambda record: shown.append(record["round"]))
     follower.look()

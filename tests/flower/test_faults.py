@@ -22,7 +22,7 @@ from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.site.state import SiteState
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.run_dir import RunDir
 
 from .harness import (
     CLIENTS,

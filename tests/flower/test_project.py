@@ -30,7 +30,7 @@ from fedadmm.flower.local.network import LocalNetwork
 from fedadmm.flower.local.processes import Group, environment, free_ports
 from fedadmm.flower.local.project import write_project
 from fedadmm.flower.server.state import ServerState
-from fedadmm.study import rundir as files
+from fedadmm.study import run_dir as files
 
 from .test_membership import sum_of
 

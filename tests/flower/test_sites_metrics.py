@@ -20,7 +20,7 @@ from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.site_evaluation import Measured, far_off
 from fedadmm.run.record import flat
 from fedadmm.study.export import export, export_model
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.run_dir import RunDir
 
 from .harness import DIMENSION, FakeGrid, federation, objectives, run_through
 

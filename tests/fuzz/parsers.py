@@ -40,9 +40,9 @@ from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, record_layout
 from fedadmm.run.simulate import make_job
 from fedadmm.study import config as configs
-from fedadmm.study import sweeping
+from fedadmm.study import sweep
 from fedadmm.study.config import resolve
-from fedadmm.study.rundir import RunDir, read_json, read_run
+from fedadmm.study.run_dir import RunDir, read_json, read_run
 from support.commands import SMALL
 from support.resumable import problem, run
 
@@ -305,8 +305,8 @@ def _settings(folder: Path) -> Iterator[Parser]:
     sets = [b"algorithm.rho=0.1", b"rounds=3", b"problem.name=digits", b"local.stop.steps=5"]
     yield Parser("set", [*sets, b"target={metric='a',value=1}"], _set, (ConfigError,))
     grids = [b"algorithm.rho=0.1,1", b"seed=1,2,3", b"local.stop.epochs=[1,2],3"]
-    yield Parser("grid", grids, lambda data: sweeping.axis(_text(data), "--grid"), (ConfigError,))
-    deployment = configs.write(to_config(Deployment(3))).encode()
+    yield Parser("grid", grids, lambda data: sweep.axis(_text(data), "--grid"), (ConfigError,))
+    deployment = configs.write(to_table(Deployment(3))).encode()
     path = folder / "bundle" / "deployment.toml"
     yield Parser("bundle", [deployment], _file(path, read_deployment), (ConfigError,))
 

@@ -10,13 +10,13 @@ import pytest
 
 from fedadmm.core.errors import StateError
 from fedadmm.study import config
-from fedadmm.study.comparing import compare, plan
+from fedadmm.study.compare import compare, plan
 from fedadmm.study.config import resolve
-from fedadmm.study.records import SHOWN_WORK
 from fedadmm.study.report import write_report
 from fedadmm.study.report.panels import sections
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.running import run
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.run_history import SHOWN_WORK
+from fedadmm.study.single_run import run
 from support.commands import read_content as read
 from support.rejections import naming
 

@@ -19,8 +19,8 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.run.metrics import ModelSelector
 from fedadmm.run.stores import params_sha256
 from fedadmm.study.config import resolve
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.running import run
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.single_run import run
 from support.commands import SMALL
 from support.records import made
 from support.rejections import naming

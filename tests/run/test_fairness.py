@@ -13,9 +13,9 @@ import fedadmm as fa
 from fedadmm.core.errors import CompatibilityError
 from fedadmm.run import evaluation as evaluating
 from fedadmm.run.metrics import metric
-from fedadmm.study.comparing import compare, plan
+from fedadmm.study.compare import compare, plan
 from fedadmm.study.report.panels import sections
-from fedadmm.study.report.tables import final_metrics
+from fedadmm.study.report.summaries import final_metrics
 from support.commands import SMALL, call
 from support.commands import read_content as read
 from support.rejections import naming

@@ -16,7 +16,7 @@ from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.federation import Federation
 from fedadmm.run.simulate import local_length
 from fedadmm.study.config import resolve
-from fedadmm.study.running import run
+from fedadmm.study.single_run import run
 from support.rejections import naming
 
 DIMENSION = 3

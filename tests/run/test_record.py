@@ -31,8 +31,8 @@ from fedadmm.run.record import (
 from fedadmm.study.config import resolve
 from fedadmm.study.export import export
 from fedadmm.study.report.panels import sections
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.running import run
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.single_run import run
 from support import resumable
 from support.commands import SMALL, read_content
 from support.records import made

@@ -24,7 +24,7 @@ from fedadmm.flower.server import state
 from fedadmm.flower.server.app import server_app
 from fedadmm.flower.server.rundir import read_events
 from fedadmm.run.record import read
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.run_dir import RunDir
 
 from . import plan as planning
 from .books import Violation, checkpoint

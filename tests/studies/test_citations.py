@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedadmm.study.config import read
-from fedadmm.study.recipe import load, study_of
+from fedadmm.study.recipes import load, study_of
 from studies.participation.recipe import read as participation
 
 ROOT = Path(__file__).parents[2]

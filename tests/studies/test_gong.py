@@ -8,7 +8,7 @@ import pytest
 
 from fedadmm.core.schedules import Piecewise
 from fedadmm.study.config import resolve
-from fedadmm.study.running import run_recorded
+from fedadmm.study.single_run import run_recorded
 from studies.gong import __main__ as gong
 from studies.gong.__main__ import RUNGS, planned, with_rate
 

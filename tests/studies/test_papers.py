@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedadmm.study.recipe import identifiers
+from fedadmm.study.recipes import identifiers
 from studies.papers.__main__ import (
     COLUMNS,
     LARGEST,

@@ -13,7 +13,7 @@ import torch
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.config_tree import from_config, to_config
 from fedadmm.study import config
-from fedadmm.study.recipe import SCALES, Recipe, study_of
+from fedadmm.study.recipes import SCALES, Recipe, study_of
 from studies.participation import cnn
 from studies.participation.__main__ import main
 from studies.participation.findings import (

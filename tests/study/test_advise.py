@@ -15,7 +15,7 @@ import fedadmm as fa
 from fedadmm.run.engines import VirtualTime
 from fedadmm.study.advise import advise
 from fedadmm.study.config import resolve
-from fedadmm.study.running import run
+from fedadmm.study.single_run import run
 from support.commands import call, write_small
 
 QUICK = {

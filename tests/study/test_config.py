@@ -14,7 +14,7 @@ from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.schedules import Geometric, Piecewise
 from fedadmm.study import config as configs
-from fedadmm.study.comparing import schema
+from fedadmm.study.compare import schema
 from fedadmm.study.config import resolve
 from support.commands import SMALL
 

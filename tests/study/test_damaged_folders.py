@@ -72,7 +72,7 @@ def test_what_no_reader_expects_is_a_sentence(study, monkeypatch):
     def broken(*_):
         raise KeyError("x")
 
-    monkeypatch.setattr("fedadmm.study.outcome.drawn", broken)
+    monkeypatch.setattr("fedadmm.study.study_result.drawn", broken)
     done = CliRunner().invoke(app, ["report", str(study)])
     assert done.exit_code == 2
     assert "is damaged or of another version (KeyError: 'x')" in done.output

@@ -13,8 +13,8 @@ from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study import export as model_export
 from fedadmm.study.config import resolve
 from fedadmm.study.export import Exported, export_model
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.running import run
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.single_run import run
 from support.commands import SMALL, call
 
 DIGITS = {

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import fedadmm
-from fedadmm.study import config, rundir
-from fedadmm.study.comparing import compare, plan
+from fedadmm.study import config, run_dir
+from fedadmm.study.compare import compare, plan
 from fedadmm.study.config import resolve
-from fedadmm.study.recipe import plan as plan_reproduction
-from fedadmm.study.reproducing import reproduce
+from fedadmm.study.recipes import plan as plan_reproduction
+from fedadmm.study.reproduce import reproduce
 from fedadmm.study.runner import run_study
-from fedadmm.study.study import Cell, Study
-from fedadmm.study.sweeping import Axis, sweep
-from fedadmm.study.sweeping import plan as plan_sweep
+from fedadmm.study.spec import Cell, Study
+from fedadmm.study.sweep import Axis, sweep
+from fedadmm.study.sweep import plan as plan_sweep
 from support.commands import SMALL, call, write_small
 
 METHODS = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm", "scaffold")]
@@ -93,7 +93,7 @@ def test_a_run_reaches_another_process_as_it_is() -> None:
     assert pickle.loads(pickle.dumps(chosen)) == chosen
 
 
-NAMES = {config.CONFIG, rundir.METRICS, rundir.SUMMARY, rundir.PARTITION, rundir.REPORT}
+NAMES = {config.CONFIG, run_dir.METRICS, run_dir.SUMMARY, run_dir.PARTITION, run_dir.REPORT}
 
 
 def _constants(path: Path) -> set[str]:
@@ -115,13 +115,13 @@ def test_each_file_of_a_run_directory_has_one_writer() -> None:
     others = {config.CONFIG: {"flower/configured.py", "flower/local/network.py"}}
     for name in sorted(NAMES):
         owners = {str(path.relative_to(source)) for path in modules if name in _constants(path)}
-        owner = "study/config.py" if name == config.CONFIG else "study/rundir.py"
+        owner = "study/config.py" if name == config.CONFIG else "study/run_dir.py"
         assert owners - others.get(name, set()) == {owner}, name
     for path in modules:  # and whoever knows a name from there only reads
         imported = {
             alias.name
             for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.ImportFrom) and node.module == "fedadmm.study.rundir"
+            if isinstance(node, ast.ImportFrom) and node.module == "fedadmm.study.run_dir"
             for alias in node.names
         }
         if imported & {"CONFIG", "METRICS", "SUMMARY", "PARTITION", "REPORT"}:

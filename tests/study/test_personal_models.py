@@ -13,7 +13,7 @@ import fedadmm as fa
 from fedadmm.core.errors import ParameterError
 from fedadmm.run.metrics import metric
 from fedadmm.study.config import resolve
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.run_dir import RunDir
 from support.commands import call, write_small
 from support.federations import WEIGHTS, federation, run
 

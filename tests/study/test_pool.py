@@ -10,7 +10,7 @@ import pytest
 
 from fedadmm.core.errors import ConfigError, EngineError
 from fedadmm.study.config import resolve
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.run_dir import RunDir
 from fedadmm.study.runner import Event, Job, Recorded, run_jobs
 from support.commands import SMALL
 

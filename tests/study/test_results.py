@@ -15,14 +15,14 @@ from scipy import stats
 
 from fedadmm.run.evaluation import Target
 from fedadmm.study import formatting, results
-from fedadmm.study.outcome import read_outcome
-from fedadmm.study.recipe import load
-from fedadmm.study.recipe import plan as plan_reproduction
-from fedadmm.study.records import Columns
+from fedadmm.study.recipes import load
+from fedadmm.study.recipes import plan as plan_reproduction
 from fedadmm.study.report import write_report
-from fedadmm.study.reproducing import reproduce
+from fedadmm.study.reproduce import reproduce
 from fedadmm.study.results import difference, spread
-from fedadmm.study.rundir import RecordedRun, RunDir
+from fedadmm.study.run_dir import RecordedRun, RunDir
+from fedadmm.study.run_history import Columns
+from fedadmm.study.study_result import read_outcome
 from support.commands import call, write_small
 from support.records import made
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedadmm.study import rundir
+from fedadmm.study import run_dir
 from fedadmm.study.config import resolve
 from fedadmm.study.results import dropped
 from fedadmm.study.runner import Began, Event, Recorded, choose, run_study
-from fedadmm.study.study import Cell, Search, Study, Try
+from fedadmm.study.spec import Cell, Search, Study, Try
 from support.commands import SMALL, call, write_small
 
 
@@ -156,14 +156,14 @@ def test_a_comparison_reads_no_run_that_it_has_computed_and_a_finished_one_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: Counter[str] = Counter()
-    real = rundir._records
+    real = run_dir._records
 
     def counted(path: Path) -> Iterator[Any]:
         for place, record in enumerate(real(path)):
             read[path.parent.name] += not place
             yield record
 
-    monkeypatch.setattr(rundir, "_records", counted)
+    monkeypatch.setattr(run_dir, "_records", counted)
     methods = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm")]
     search = {"values": [0.01, 0.05], "rounds": 2}
     config = write_small(tmp_path / "c.toml", methods=methods, seeds=[0, 1], search=search)

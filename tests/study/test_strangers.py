@@ -15,11 +15,11 @@ import fedadmm as fa
 from fedadmm.core.errors import ConfigError
 from fedadmm.run.engines import ENGINES
 from fedadmm.study import config as configs
-from fedadmm.study.comparing import compare, plan
+from fedadmm.study.compare import compare, plan
 from fedadmm.study.config import merged, resolve
 from fedadmm.study.report import write_report
 from fedadmm.study.report.figures import SPARE
-from fedadmm.study.running import run
+from fedadmm.study.single_run import run
 from support import strangers
 from support.commands import SMALL, call, write_small
 

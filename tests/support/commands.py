@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedadmm.cli import app
 from fedadmm.run.callbacks import Callback
-from fedadmm.study.outcome import Outcome, drawn, read_outcome
+from fedadmm.study.study_result import Outcome, drawn, read_outcome
 
 SMALL: dict[str, Any] = {
     "rounds": 4,

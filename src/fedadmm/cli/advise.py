@@ -38,7 +38,7 @@ def advise(
     as_json: options.AsJson = False,
 ) -> None:
     """Recommend a method, its penalty and a learning rate, and print the command that runs them."""
-    from fedadmm.study import rundir
+    from fedadmm.study import run_dir
     from fedadmm.study.advise import advise as advise_on
 
     tree = config.run_only(options.begin(source))
@@ -48,7 +48,7 @@ def advise(
             config.resolve(tree), clients=clients, samples=samples, on_progress=report
         )
     if write is not None:
-        rundir.write_toml(write, advice.config)
+        run_dir.write_toml(write, advice.config)
     if as_json:
         found = advice.constants
         smooth = {"smoothness": found.smoothness, "smoothness_spread": found.smoothness_spread}

@@ -235,6 +235,6 @@ def show_preset(name: Annotated[str, typer.Argument(help="A preset's name.")]) -
 @config_commands.command(epilog="Example: fedadmm config schema > fedadmm.schema.json")
 def schema() -> None:
     """Print the JSON schema of configuration files."""
-    from fedadmm.study.comparing import schema
+    from fedadmm.study.compare import schema
 
     print_json(schema())

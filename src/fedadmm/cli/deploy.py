@@ -110,7 +110,7 @@ def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
     if sites(resolved) is None:
         return None
     from fedadmm.flower.local.run import compare
-    from fedadmm.study.rundir import RunDir
+    from fedadmm.study.run_dir import RunDir
 
     # The last model, like the others': one that was chosen would have an advantage.
     names, rows = compare(resolved, RunDir(folder).model(last=True).params)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from fedadmm.run.experiment import Experiment
     from fedadmm.run.record import Record
     from fedadmm.study.formatting import OnProgress, Table
-    from fedadmm.study.outcome import Outcome
     from fedadmm.study.runner import Event, Watch
+    from fedadmm.study.study_result import Outcome
 
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One document on standard output, where nothing else has been printed."""
-    from fedadmm.study.rundir import plain
+    from fedadmm.study.run_dir import plain
 
     stream = click.get_current_context().meta.get(STDOUT)
     typer.echo(json.dumps(plain(document), indent=2, allow_nan=False), file=stream)
@@ -48,7 +48,7 @@ def draw(folder: Path, wanted: bool, found: Outcome | None = None) -> str | None
 
 def print_data(run: Path) -> None:
     """How a run's rows were prepared, the weight of a site, and columns that look wrong."""
-    from fedadmm.study.rundir import RunDir
+    from fedadmm.study.run_dir import RunDir
 
     partition = RunDir(run).partition()
     found = partition.get("preparation")
@@ -172,7 +172,7 @@ class Live:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        from fedadmm.study import records
+        from fedadmm.study import run_history
         from fedadmm.study.runner import Began, Recorded
 
         if isinstance(event, Began):
@@ -180,7 +180,7 @@ class Live:
             self._tasks[event.job], self._bytes[event.job] = task, 0
             self._first[event.job] = None
         elif isinstance(event, Recorded):
-            self._bytes[event.job] += records.sent(event.record)
+            self._bytes[event.job] += run_history.sent(event.record)
             number, now = event.record["round"], time.monotonic()
             first, since = self._first[event.job] or (number, now)
             self._first[event.job] = (first, since)
@@ -197,17 +197,17 @@ class Live:
 
 
 def _news(record: Record, sent: int) -> str:
-    from fedadmm.study import formatting, records
+    from fedadmm.study import formatting, run_history
 
-    values = {key: records.value(record, key) for key in ("test_accuracy", "loss", "test_loss")}
+    values = {key: run_history.value(record, key) for key in ("test_accuracy", "loss", "test_loss")}
     if values["loss"] is not None:
         del values["test_loss"]
     names = {"test_accuracy": "acc", "loss": "loss", "test_loss": "test loss"}
     shown = [f"{names[key]} {value:.4f}" for key, value in values.items() if value is not None]
-    epsilon = records.besides(record, "epsilon")
+    epsilon = run_history.besides(record, "epsilon")
     if epsilon is not None:
         shown.append(f"ε {epsilon:.3g}")
-    residuals = [records.besides(record, f"{kind}_residual") for kind in ("primal", "dual")]
+    residuals = [run_history.besides(record, f"{kind}_residual") for kind in ("primal", "dual")]
     shown.append("res " + "/".join(f"{value or 0:.1g}" for value in residuals))
     return " ".join([*shown, formatting.size(sent)])
 

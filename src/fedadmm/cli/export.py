@@ -93,7 +93,7 @@ def predict(
     from fedadmm.cli.display import print_json
     from fedadmm.core import files
     from fedadmm.study.formatting import csv_text
-    from fedadmm.study.predicting import Predictor
+    from fedadmm.study.predict import Predictor
 
     model = Predictor(run, last)
     heads, lines = [model.target], [[one] for one in model.predict(rows).tolist()]

@@ -136,7 +136,7 @@ def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[No
         try:
             yield
         except KeyboardInterrupt:
-            from fedadmm.study.rundir import RunDir
+            from fedadmm.study.run_dir import RunDir
 
             found = RunDir(folder).summary() if folder is not None else {}
             ending = found["status"] if found.get("code") == "interrupted" else "interrupted"

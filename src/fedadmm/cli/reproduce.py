@@ -49,11 +49,11 @@ def reproduce(
     """
     from fedadmm.core.validation import check
     from fedadmm.study.formatting import Table
-    from fedadmm.study.recipe import SCALES, identifiers, load, name_of, plan
-    from fedadmm.study.reproducing import NOTE, measured_tables, reductions
-    from fedadmm.study.reproducing import reproduce as run
+    from fedadmm.study.recipes import SCALES, identifiers, load, name_of, plan
+    from fedadmm.study.reproduce import NOTE, measured_tables, reductions
+    from fedadmm.study.reproduce import reproduce as run
     from fedadmm.study.results import dropped
-    from fedadmm.study.rundir import REPORT
+    from fedadmm.study.run_dir import REPORT
 
     check("reproduce", "--scale", scale, Literal[SCALES])
     if identifier is None:

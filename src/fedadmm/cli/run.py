@@ -27,7 +27,7 @@ from fedadmm.study import config
 if TYPE_CHECKING:
     from fedadmm.run.experiment import Experiment
     from fedadmm.run.record import Record
-    from fedadmm.study.worth import Worth
+    from fedadmm.study.benefit import Worth
 
 
 @app.command(
@@ -66,7 +66,7 @@ def run(
     go on with, and --csv site*.csv --target COLUMN trains on files of your own.
     """
     from fedadmm.study.config import resolve
-    from fedadmm.study.running import run as run_experiment
+    from fedadmm.study.single_run import run as run_experiment
 
     tree = config.run_only(options.begin(source, out, config.CONFIG, resume))
     options.apply(tree)
@@ -104,9 +104,9 @@ def run(
 
 def _federating(run: Experiment, folder: Path) -> Worth | None:
     """What the last model of a run is worth beside models of single sites; kept with the run."""
+    from fedadmm.study.benefit import worth
     from fedadmm.study.formatting import write_tables
-    from fedadmm.study.rundir import RunDir
-    from fedadmm.study.worth import worth
+    from fedadmm.study.run_dir import RunDir
 
     kept = RunDir(folder)
     found = worth(run, kept.model(last=True).params)
@@ -153,17 +153,17 @@ def compare(
     CONFIG is a preset, a problem or a TOML file.  Without it, --out names a comparison to go on
     with, and --csv site*.csv --target COLUMN compares on files of your own.
     """
-    from fedadmm.study import comparing
-    from fedadmm.study.outcome import drawn
-    from fedadmm.study.report.tables import results_table
-    from fedadmm.study.study import PLAN
+    from fedadmm.study import compare
+    from fedadmm.study.report.summaries import results_table
+    from fedadmm.study.spec import PLAN
+    from fedadmm.study.study_result import drawn
 
     tree = options.begin(source, out, PLAN, resume)
     numbers = options.seed_list(seeds)
     if csv and numbers is None and "seeds" not in tree:
         numbers = [0, 1, 2, 3, 4]  # each holds out other rows; one could not tell chance apart
     asked = options.listed(algorithms, "--algorithms", str, "a list such as a,b,c")
-    study = comparing.plan(
+    study = compare.plan(
         tree,
         asked or ([] if "methods" in tree or not csv else _USUAL),
         options.settings(seeds=numbers),
@@ -176,7 +176,7 @@ def compare(
     with resumable(again(out=folder, resume=True)):
         count = options.processes(jobs, study)
         with live(study.runs()) as watch:
-            found = comparing.compare(study, folder, resume=resume, processes=count, watch=watch)
+            found = compare.compare(study, folder, resume=resume, processes=count, watch=watch)
         tables = [results_table(drawn(found))]
         lead = found.results.lead
         if csv and lead is not None:  # the first seed of the method that won

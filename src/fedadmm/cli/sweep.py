@@ -53,23 +53,23 @@ def sweep(
 
     CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
     """
-    from fedadmm.study import sweeping
-    from fedadmm.study.outcome import runs_table
+    from fedadmm.study import sweep
+    from fedadmm.study.study_result import runs_table
 
     tree = config.run_only(options.begin(source))
-    axes = [sweeping.axis(text, "--grid") for text in grid or ()]
-    steps = [sweeping.axis(text, "--list") for text in lists or ()]
+    axes = [sweep.axis(text, "--grid") for text in grid or ()]
+    steps = [sweep.axis(text, "--list") for text in lists or ()]
     numbers = options.seed_list(seeds)
     if numbers is not None:
-        axes.append(sweeping.Axis("seed", numbers))
+        axes.append(sweep.Axis("seed", numbers))
     if not axes and not steps:
         raise typer.BadParameter(
             "--grid is missing, as in --grid algorithm.rho=0.1,1; --list or --seeds will do, too"
         )
-    study = sweeping.plan(tree, axes, steps, options.settings())
+    study = sweep.plan(tree, axes, steps, options.settings())
     print_settings(study.reached)
     with resumable(again(out=out, resume=True)), live(study.runs()) as watch:
         count = options.processes(jobs, study)
-        found = sweeping.sweep(study, out, fresh=not resume, processes=count, watch=watch)
+        found = sweep.sweep(study, out, fresh=not resume, processes=count, watch=watch)
     page = draw(out, report, found)
     finish(found, page, as_json, [runs_table(found.document)], sweep=out)

@@ -29,9 +29,8 @@ from fedadmm.run.stores.records import layout, rebuild, separate
 from fedadmm.study import config
 from fedadmm.study.config import resolve
 from fedadmm.study.formatting import csv_text
-from fedadmm.study.predicting import ABOUT, columns_of, described
-from fedadmm.study.records import Columns
-from fedadmm.study.rundir import (
+from fedadmm.study.predict import ABOUT, columns_of, described
+from fedadmm.study.run_dir import (
     MODEL,
     STATE_DICT,
     RunDir,
@@ -40,6 +39,7 @@ from fedadmm.study.rundir import (
     runs_below,
     write_json,
 )
+from fedadmm.study.run_history import Columns
 
 TABLES = ("csv", "jsonl")
 ROWS = 8
@@ -82,7 +82,7 @@ class Restored(NamedTuple):
     rows: Tensor | None
     """None where a client's rows are no tensor, but batches of their own kind."""
     about: dict[str, Any]
-    """Architecture, labels and preparation, as `fedadmm.study.predicting.described` has them."""
+    """Architecture, labels and preparation, as `fedadmm.study.predict.described` has them."""
 
 
 class Exported(NamedTuple):

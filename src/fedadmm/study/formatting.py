@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import files
-from fedadmm.study import records
-from fedadmm.study.rundir import write_text
+from fedadmm.study import run_history
+from fedadmm.study.run_dir import write_text
 
 if TYPE_CHECKING:
     from fedadmm.run.evaluation import Target
@@ -39,7 +39,7 @@ def ignore_progress(what: str, done: int, steps: int) -> None:
 
 def metric(name: str, value: float) -> str:
     """A metric's value; accuracies and sparsities are percentages."""
-    return number(value, records.metric(name).share)
+    return number(value, run_history.metric(name).share)
 
 
 def spread(found: Spread, share: bool = False) -> str:
@@ -57,7 +57,7 @@ def describe(target: Target) -> str:
     """A target in words."""
     sign = "≥" if target.at_least else "≤"
     value = metric(target.metric, target.value).replace(".0 %", " %")
-    title = records.metric(target.metric).title.lower()
+    title = run_history.metric(target.metric).title.lower()
     return f"{title} {sign}\N{NO-BREAK SPACE}{value}"
 
 

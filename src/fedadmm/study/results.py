@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from fedadmm.core.config_tree import flattened
 from fedadmm.run.evaluation import Target
 from fedadmm.run.record import as_number
-from fedadmm.study import formatting, records
+from fedadmm.study import formatting, run_history
 from fedadmm.study.formatting import Table
-from fedadmm.study.rundir import RecordedRun
-from fedadmm.study.study import shown_value
+from fedadmm.study.run_dir import RecordedRun
+from fedadmm.study.spec import shown_value
 
 CONFIDENCE = 0.95
 """Of the interval around a difference."""
@@ -120,7 +120,7 @@ class Results(NamedTuple):
     @property
     def over_clients(self) -> list[str]:
         """The statistics over clients of the compared metric, or of another that has some."""
-        found = records.over_clients([name for row in self.rows for name in row.final])
+        found = run_history.over_clients([name for row in self.rows for name in row.final])
         return found.get(self.metric or "") or next(iter(found.values()), [])
 
     def fastest_first(self) -> list[Row]:
@@ -146,7 +146,7 @@ def results(runs: Sequence[RecordedRun], target: Target | None) -> Results:
     """One row a label, in the order of the labels."""
     names = list(dict.fromkeys(name for run in runs for name in run.final))
     rows = [_row(label, own, names) for label, own in by_label(runs).items()]
-    metric = records.primary(names, target)
+    metric = run_history.primary(names, target)
     best = _best_baseline(rows, target, metric)
     if best is not None:
         finals = {run.seed: run.final.get(metric or "") for run in runs if run.label == best.label}
@@ -181,7 +181,7 @@ def _lead(
 
 def _by_metric(rows: Sequence[Row], metric: str | None) -> list[Row]:
     """The rows without a diverged seed, the best final value first."""
-    sign = -1 if metric is not None and records.metric(metric).up else 1
+    sign = -1 if metric is not None and run_history.metric(metric).up else 1
     measured = [row for row in rows if metric in row.final and not row.diverged]
     return sorted(measured, key=lambda row: sign * (row.final[metric or ""].mean or 0))
 
@@ -292,9 +292,9 @@ def table(found: Results, title: str, search: Mapping[str, Any] | None = None) -
     targeted, against = found.target is not None, metrics and found.baseline is not None
     headings = ["method", *(["chosen"] if chosen is not None else [])]
     headings += ["rounds to target", "sent"] if targeted else []
-    headings += [records.metric(name).title.lower() for name in metrics]
+    headings += [run_history.metric(name).title.lower() for name in metrics]
     headings += ["difference"] if against else []
-    headings += [records.metric(name).title.lower() for name in found.over_clients]
+    headings += [run_history.metric(name).title.lower() for name in found.over_clients]
     lines = []
     for row in found.rows:
         failed = failures(row)
@@ -322,7 +322,7 @@ def _notes(found: Results, search: Mapping[str, Any] | None) -> Iterator[str]:
     until = "sent: up and down until the target; " if found.target is not None else ""
     yield f"{until}means over the seeds after the last round; {formatting.SPREAD}"
     if found.baseline is not None and found.metric is not None:
-        title = records.metric(found.metric).title.lower()
+        title = run_history.metric(found.metric).title.lower()
         yield (
             f"difference: {title} minus that of {found.baseline.method}, the best baseline, on the "
             "same seeds, with its 95 % interval"
@@ -345,7 +345,7 @@ def dropped(search: Mapping[str, Any]) -> Iterator[str]:
 
 def final(row: Row, name: str) -> str:
     """A row's final values of a metric in words."""
-    return formatting.spread(spread_of(row, name), records.metric(name).share)
+    return formatting.spread(spread_of(row, name), run_history.metric(name).share)
 
 
 def spread_of(row: Row, metric: str | None) -> Spread:
@@ -393,7 +393,7 @@ def _won(found: Results) -> str | None:
         ]
         sentence = f"first at {formatting.describe(found.target)}: {'; '.join(parts)}"
     else:
-        metric = records.metric(found.metric or "")
+        metric = run_history.metric(found.metric or "")
         shown, unit = partial(_signed, share=metric.share), " points" if metric.share else ""
         first, other = (f"{row.method} {final(row, metric.name)}" for row in (best, second))
         sentence = f"best {metric.title.lower()} at the end: {first}; {other}"
@@ -459,7 +459,7 @@ def compared(found: Results, row: Row) -> str:
     """The difference of the compared metric to the best baseline's, with its interval."""
     if row.difference is None or found.metric is None:
         return formatting.NOTHING
-    share = records.metric(found.metric).share
+    share = run_history.metric(found.metric).share
     low, high = row.difference.low, row.difference.high
     text = f"{_signed(row.difference.mean, share)}{' points' if share else ''}"
     if row.difference.constant:

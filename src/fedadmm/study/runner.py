@@ -28,11 +28,11 @@ from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.core.problem import Problem
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
-from fedadmm.study import records
-from fedadmm.study.outcome import Outcome, outcome
-from fedadmm.study.rundir import SUMMARY, RecordedRun, RunDir, create, read_run
-from fedadmm.study.running import run_recorded
-from fedadmm.study.study import Cell, Search, Study, Try
+from fedadmm.study import run_history
+from fedadmm.study.run_dir import SUMMARY, RecordedRun, RunDir, create, read_run
+from fedadmm.study.single_run import run_recorded
+from fedadmm.study.spec import Cell, Search, Study, Try
+from fedadmm.study.study_result import Outcome, outcome
 
 _PATIENCE = 30.0
 """Seconds that a worker has to leave its checkpoint."""
@@ -199,8 +199,8 @@ def _begin_from(shorter: Path, folder: Path) -> None:
 def _standing(point: Try, cell: Cell, run: RecordedRun) -> Row:
     """What a search needs to know about one of its runs."""
     target = cell.target
-    metric = records.primary(list(run.final), target) or "loss"
-    up = records.metric(metric).up if target is None else target.at_least
+    metric = run_history.primary(list(run.final), target) or "loss"
+    up = run_history.metric(metric).up if target is None else target.at_least
     values = run.columns.measured(metric)
     if target is None:
         values = values[-1:]

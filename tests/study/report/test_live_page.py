@@ -14,8 +14,8 @@ from fedadmm.cli import report
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.config import resolve
 from fedadmm.study.report.live import LivePage, Loopback
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.running import run
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.single_run import run
 from support.browser import Browser
 from support.commands import SMALL, call
 

@@ -14,14 +14,13 @@ import pytest
 
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
-from fedadmm.study import rundir
 from fedadmm.study.formatting import duration, number, size
-from fedadmm.study.outcome import Outcome
 from fedadmm.study.report import write_report
 from fedadmm.study.report.figures import MOST_POINTS, lines
 from fedadmm.study.report.panels import sections
-from fedadmm.study.report.tables import configuration, search_table
-from fedadmm.study.rundir import RunDir
+from fedadmm.study.report.summaries import configuration, search_table
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.study_result import Outcome
 from support.commands import read_content as read
 from support.records import made
 from support.runs import TARGET
@@ -182,7 +181,7 @@ def test_a_long_run_is_read_without_holding_its_records(
     (one, *_) = records(comparison / "runs/fedavg-seed0")
     text = "".join(json.dumps(one | {"round": t}) + "\n" for t in range(1, 3001))
     (tmp_path / "metrics.jsonl").write_text(text)
-    monkeypatch.setattr(rundir, "_BLOCK", 10_000)  # ten records or so
+    monkeypatch.setattr(run_dir, "_BLOCK", 10_000)  # ten records or so
 
     def peak(reader: Callable[[], object]) -> int:
         tracemalloc.start()

@@ -12,7 +12,7 @@ import pytest
 from fedadmm.study.report import write_report
 from fedadmm.study.report.figures import Bars, Heat, Lines, Section
 from fedadmm.study.report.panels import sections
-from fedadmm.study.study import setting_of as setting
+from fedadmm.study.spec import setting_of as setting
 from support.browser import Browser
 from support.commands import read_content as read
 from support.records import made

@@ -38,12 +38,9 @@ from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
 from fedadmm.run.state import Ending
-from fedadmm.study import config as configs
-from fedadmm.study.config import resolve
-from fedadmm.study.records import RUNNING, Summary, clients, partition_of, rounds, summarise
-from fedadmm.study.rundir import CHECKPOINT, RunDir, create
-from fedadmm.study.running import fingerprint
-from fedadmm.study.worth import pooled, trained
+from fedadmm.study.benefit import pooled, trained
+from fedadmm.study.run_dir import CHECKPOINT, RunDir, create
+from fedadmm.study.run_history import RUNNING, Summary, clients, partition_of, rounds, summarise
 
 FOLDER = "deployment"
 """Where a run directory keeps everything that only the deployment needs."""

@@ -36,7 +36,7 @@ from fedadmm.flower.site.app import STATE_DIR
 from fedadmm.run.callbacks import Callbacks, Given, as_callbacks
 from fedadmm.run.record import Record
 from fedadmm.run.state import Ending, RoundReport
-from fedadmm.study import records as reading
+from fedadmm.study import run_history as reading
 from fedadmm.study.report.live import Answer, Loopback
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from fedadmm.core.outputs import Iterate
 from fedadmm.flower.protocol.ledger import RefusedError, Word
 from fedadmm.run.round_callbacks import BEST
 from fedadmm.run.state import RoundReport
-from fedadmm.study.records import RUNNING, best_model
-from fedadmm.study.rundir import RunDir, create
+from fedadmm.study.run_dir import RunDir, create
+from fedadmm.study.run_history import RUNNING, best_model
 
 if TYPE_CHECKING:
     from fedadmm.flower.server.service import Outcome

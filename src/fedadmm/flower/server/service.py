@@ -46,8 +46,8 @@ from fedadmm.run.round_callbacks import (
 from fedadmm.run.state import Ending, RoundReport, RunState
 from fedadmm.run.stores import MemoryStore
 from fedadmm.run.stores.records import separate
-from fedadmm.study.records import fitted
-from fedadmm.study.rundir import CHECKPOINT, STATE_DICT, RunDir
+from fedadmm.study.run_dir import CHECKPOINT, STATE_DICT, RunDir
+from fedadmm.study.run_history import fitted
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

@@ -23,7 +23,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.data import preparation
 from fedadmm.data.preparation import Standardised, Weights
 from fedadmm.study.estimator.base import Federated
-from fedadmm.study.estimator.rows import Rows, is_gap
+from fedadmm.study.estimator.samples import Rows, is_gap
 
 
 class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]

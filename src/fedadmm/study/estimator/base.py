@@ -37,13 +37,13 @@ from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import EngineChoice
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.record import Record
-from fedadmm.run.simulate import Result, simulate
-from fedadmm.study import records
-from fedadmm.study.estimator.rows import Rows, categories, cells_of, groups_of, rows_of
+from fedadmm.run.simulation import Result, simulate
+from fedadmm.study import run_history
+from fedadmm.study.estimator.samples import Rows, categories, cells_of, groups_of, rows_of
 from fedadmm.study.methods import named_method
-from fedadmm.study.records import Columns, Summary, partition_of
 from fedadmm.study.report import write_report
-from fedadmm.study.rundir import RunDir, create
+from fedadmm.study.run_dir import RunDir, create
+from fedadmm.study.run_history import Columns, Summary, partition_of
 from fedadmm.theory.constants import estimate_constants
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """Go on for some rounds."""
         check(self, "participation", self.participation, Share)
         everybody = self.participation == 1
-        total = len(records.rounds(self.history_)) + rounds
+        total = len(run_history.rounds(self.history_)) + rounds
         result, self._kept = go_on(
             self._kept,
             self._algorithm(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedadmm.core.errors import DataError, FedADMMError
 
 if TYPE_CHECKING:
-    from fedadmm.study.outcome import Outcome
+    from fedadmm.study.study_result import Outcome
 
 
 def write_report(
@@ -26,7 +26,7 @@ def write_report(
         figures: where to put every figure as PNG, SVG and PDF; nowhere by default.
         found: what a study came to, when that need not be read from its folder.
     """
-    from fedadmm.study.outcome import drawn, read_outcome
+    from fedadmm.study.study_result import drawn, read_outcome
 
     directory, foreign = Path(directory), found is None
     try:
@@ -50,8 +50,8 @@ def _write(content: Outcome, directory: Path, figures: Path | None) -> Path:
     from fedadmm.study.report.drawing import draw_figures
     from fedadmm.study.report.page import render
     from fedadmm.study.report.panels import sections
-    from fedadmm.study.report.tables import all_tables
-    from fedadmm.study.rundir import RunDir
+    from fedadmm.study.report.summaries import all_tables
+    from fedadmm.study.run_dir import RunDir
 
     parts = sections(content)
     path = RunDir(directory).write_report(render(content, parts))
@@ -65,10 +65,10 @@ def _write_settings(found: Outcome, figures: Path | None) -> Path:
     """A page a setting, and one with the tables that leads to them."""
     from html import escape
 
-    from fedadmm.study.outcome import drawn
     from fedadmm.study.report.page import paragraph, plain_page, table_html
-    from fedadmm.study.reproducing import measured_tables
-    from fedadmm.study.rundir import RunDir, create
+    from fedadmm.study.reproduce import measured_tables
+    from fedadmm.study.run_dir import RunDir, create
+    from fedadmm.study.study_result import drawn
 
     links = []
     titles = {row["setting"]: row["setting_title"] for row in found.document["table"]}

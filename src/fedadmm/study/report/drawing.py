@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedadmm.core import files
-from fedadmm.study.outcome import Outcome
 from fedadmm.study.report.figures import (
     SHAPES,
     Axis,
@@ -24,6 +23,7 @@ from fedadmm.study.report.figures import (
     Style,
     styles_of,
 )
+from fedadmm.study.study_result import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

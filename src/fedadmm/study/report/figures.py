@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedadmm.run.record import OTHERS
-from fedadmm.study.outcome import Outcome
-from fedadmm.study.records import Columns, Numbers
-from fedadmm.study.rundir import RecordedRun
+from fedadmm.study.run_dir import RecordedRun
+from fedadmm.study.run_history import Columns, Numbers
+from fedadmm.study.study_result import Outcome
 
 PANEL_POINTS = 2600
 """The points that the curves of a panel share: longer ones are thinned, so that a page stays small

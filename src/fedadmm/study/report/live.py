@@ -14,10 +14,10 @@ from typing import NamedTuple, Self
 
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study.config import CONFIG
-from fedadmm.study.outcome import drawn, read_outcome
 from fedadmm.study.report.page import plotly, render
 from fedadmm.study.report.panels import sections
-from fedadmm.study.rundir import METRICS, SUMMARY
+from fedadmm.study.run_dir import METRICS, SUMMARY
+from fedadmm.study.study_result import drawn, read_outcome
 
 LOOPBACK = "127.0.0.1"
 _OWN_NAMES = (LOOPBACK, "localhost")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from fedadmm.study import formatting, records
-from fedadmm.study.outcome import Outcome
+from fedadmm.study import formatting, run_history
 from fedadmm.study.report.figures import Axis, Bars, Heat, Lines, Panel, Section, short
-from fedadmm.study.rundir import RecordedRun
+from fedadmm.study.run_dir import RecordedRun
+from fedadmm.study.study_result import Outcome
 
 MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""
@@ -106,7 +106,7 @@ def last_values(content: Outcome, base: str) -> Bars | Heat | None:
         return None
     # Clients without rows to measure on have no bar, rather than one of height zero.
     shown = sorted(set.intersection(*(set(values) for values in rows.values())))
-    about = records.metric(base)
+    about = run_history.metric(base)
     several = len(content.runs) > len(content.labels)
     note = f"The last measurement on its own rows{', a mean over the seeds' if several else ''}."
     names = content.partition.names if content.partition else []
@@ -146,7 +146,7 @@ def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> 
     finals = {label: one.mean for label, one in spreads.items() if one and one.mean is not None}
     if not content.settings or not finals:
         return
-    up = records.metric(metric).up
+    up = run_history.metric(metric).up
     best = (max if up else min)(finals, key=lambda label: finals[label])
     panels = list(_overview(content, finals))
     if panels:
@@ -165,7 +165,7 @@ def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> 
 
 def _overview(content: Outcome, finals: dict[str, float]) -> Iterator[Panel]:
     """Bars over the values of one key, a map over those of two; more have no picture."""
-    about = records.metric(content.results.metric or "")
+    about = run_history.metric(content.results.metric or "")
     factor, ending = (100.0, " (%)") if about.share else (1.0, "")
     title, unit = f"Final {about.title.lower()}", f"{about.title.lower()}{ending}"
     shown = {label: short(factor * value) for label, value in finals.items()}

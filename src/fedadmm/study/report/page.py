@@ -10,11 +10,11 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from fedadmm.study import config, formatting, records
+from fedadmm.study import config, formatting, run_history
 from fedadmm.study import results as rows
+from fedadmm.study.benefit import Worth
 from fedadmm.study.formatting import Table
-from fedadmm.study.outcome import Outcome
-from fedadmm.study.report import tables
+from fedadmm.study.report import summaries
 from fedadmm.study.report.figures import (
     Heat,
     Lines,
@@ -23,7 +23,7 @@ from fedadmm.study.report.figures import (
     Strip,
     styles_of,
 )
-from fedadmm.study.worth import Worth
+from fedadmm.study.study_result import Outcome
 
 
 def render(content: Outcome, sections: list[Section], live: bool = False) -> str:
@@ -36,11 +36,11 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
         "size": formatting.size,
         "duration": formatting.duration,
         "number": formatting.number,
-        "title": lambda name: records.metric(name).title,
+        "title": lambda name: run_history.metric(name).title,
     }
     own = files("fedadmm.study.report")
     found = content.results
-    shared, different = tables.configuration(content)
+    shared, different = summaries.configuration(content)
     # How most runs ended, so that no row repeats it.
     usual, count = Counter(run.status for run in content.runs).most_common(1)[0]
     template = environment.from_string((own / "template.html").read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
         legend=_legend(content),
         dashes=DASHES,
         shapes=SHAPES,
-        figures=tables.key_figures(content),
+        figures=summaries.key_figures(content),
         results=found.fastest_first(),
         best_baseline=found.baseline,
         baselines=[row.method for row in found.rows if row.baseline],
@@ -60,7 +60,7 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
         final=rows.final,
         difference=lambda row: rows.compared(found, row),
         spread_note=formatting.SPREAD,
-        final_metrics=tables.final_metrics(content),
+        final_metrics=summaries.final_metrics(content),
         target=formatting.describe(content.target) if content.target else None,
         verdict=rows.verdict(found),
         reductions=any(row.reduction is not None for row in found.rows),
@@ -70,7 +70,7 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
         shared=shared,
         different=different,
         config_text="" if content.comparison else config.write(content.runs[0].config),
-        search=tables.search_table(content),
+        search=summaries.search_table(content),
         federating=Markup(_federating(content)),
         alternative=lambda panel: _alternative(panel, content.names),
         made_by=_versions(content),

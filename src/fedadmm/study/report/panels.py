@@ -9,9 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedadmm.run.record import OTHERS, PHASES
-from fedadmm.study import formatting, records
-from fedadmm.study.outcome import Outcome
-from fedadmm.study.records import Columns, Numbers
+from fedadmm.study import formatting, run_history
 from fedadmm.study.report.figures import (
     Axis,
     Bars,
@@ -32,6 +30,8 @@ from fedadmm.study.report.overview import (
     last_values,
     sweep_sections,
 )
+from fedadmm.study.run_history import Columns, Numbers
+from fedadmm.study.study_result import Outcome
 
 MOST_STRIPS = 4
 
@@ -124,17 +124,17 @@ def metric_names(content: Outcome) -> list[str]:
 def _learning(content: Outcome, known: list[Axis]) -> Iterator[Panel]:
     names = metric_names(content)
     for name in names:
-        if records.metric(name).known and name not in _fair(names):
+        if run_history.metric(name).known and name not in _fair(names):
             yield from _panel(content, known, _metric, name)
 
 
 def _fair(names: list[str]) -> list[str]:
-    return [name for own in records.over_clients(names).values() for name in own]
+    return [name for own in run_history.over_clients(names).values() for name in own]
 
 
 def _fairness(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     """Worst client, percentile and spread over the rounds, and each client's last value."""
-    for base, names in records.over_clients(metric_names(content)).items():
+    for base, names in run_history.over_clients(metric_names(content)).items():
         for name in names:
             yield from _panel(content, rounds, _metric, name)
         yield from filter(None, [last_values(content, base)])
@@ -143,7 +143,7 @@ def _fairness(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
 def _more(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     """One panel a key; `X_bound` and `X_measured` share the panel `X`."""
     names = metric_names(content)
-    unknown = [n for n in names if not records.metric(n).known and n not in _fair(names)]
+    unknown = [n for n in names if not run_history.metric(n).known and n not in _fair(names)]
     further = dict.fromkeys(
         name for run in content.runs for name in run.columns.names("callbacks", "network")
     )
@@ -152,7 +152,7 @@ def _more(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
         for name in found:
             families.setdefault(_stem(name), []).append(name)
         for stem, names in families.items():
-            yield from _panel(content, rounds, get, *names, title=records.metric(stem).title)
+            yield from _panel(content, rounds, get, *names, title=run_history.metric(stem).title)
 
 
 def _stem(name: str) -> str:
@@ -174,7 +174,7 @@ def _panel(
     values = [y for line in curves if not line.ended for y in line.y]
     if not values:
         return
-    about = records.metric(names[0])
+    about = run_history.metric(names[0])
     positive = min(values) > 0 and not about.share
     wide = positive and max(values) > 50 * min(values)
     clashes = get is _metric and any(
@@ -224,7 +224,7 @@ def _residual(name: str, note: str) -> Curves:
         found = columns.column(name, *OTHERS)
         return np.where(found == 0, np.nan, found)
 
-    return Curves(name, records.metric(name).title, note, [value], log=True, diverged=True)
+    return Curves(name, run_history.metric(name).title, note, [value], log=True, diverged=True)
 
 
 def _spent(name: str, title: str, note: str) -> Curves:

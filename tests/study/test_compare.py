@@ -10,9 +10,9 @@ import pytest
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.study import config as configs
-from fedadmm.study.comparing import compare, plan
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.study import folder_names
+from fedadmm.study.compare import compare, plan
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.spec import folder_names
 from support.commands import SMALL, call, write_small
 
 TREE: dict[str, Any] = SMALL | {

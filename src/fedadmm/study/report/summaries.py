@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fedadmm.core.config_tree import flattened
-from fedadmm.study import formatting, records
+from fedadmm.core.tables import flattened
+from fedadmm.study import formatting, run_history
 from fedadmm.study.formatting import Table
-from fedadmm.study.outcome import Outcome
 from fedadmm.study.results import Row, table
+from fedadmm.study.study_result import Outcome
 
 
 def final_metrics(content: Outcome) -> list[str]:
@@ -102,7 +102,7 @@ def _best_figure(content: Outcome) -> list[tuple[str, str, str]]:
     scored = [row for row in content.results.rows if name in row.final]
     if name is None or not scored:
         return []
-    metric = records.metric(name)
+    metric = run_history.metric(name)
     sign = 1 if metric.up else -1
 
     def mean(row: Row) -> float:

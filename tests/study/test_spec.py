@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedadmm.study.config import resolve
-from fedadmm.study.study import cell_hash
+from fedadmm.study.spec import cell_hash
 from support.commands import SMALL
 
 

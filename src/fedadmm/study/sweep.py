@@ -12,9 +12,8 @@ from fedadmm.core.config_tree import Tree
 from fedadmm.core.errors import ConfigError
 from fedadmm.study import config, formatting
 from fedadmm.study.config import resolve, toml_tables
-from fedadmm.study.outcome import Outcome, runs_table, write_results
 from fedadmm.study.runner import Watch, no_watch, run_study
-from fedadmm.study.study import (
+from fedadmm.study.spec import (
     Cell,
     Setting,
     Study,
@@ -27,6 +26,7 @@ from fedadmm.study.study import (
     setting_of,
     shown_value,
 )
+from fedadmm.study.study_result import Outcome, runs_table, write_results
 
 MOST_CELLS = 10_000
 

@@ -15,9 +15,9 @@ from fedadmm.cli import app
 from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError
 from fedadmm.study import config, runner
-from fedadmm.study.recipe import SCALES, identifiers, load, plan, study_of
+from fedadmm.study.recipes import SCALES, identifiers, load, plan, study_of
 from fedadmm.study.report import write_report
-from fedadmm.study.reproducing import (
+from fedadmm.study.reproduce import (
     at_an_edge,
     edges,
     measure,
@@ -26,7 +26,7 @@ from fedadmm.study.reproducing import (
     side_by_side,
 )
 from fedadmm.study.results import spread
-from fedadmm.study.rundir import RecordedRun
+from fedadmm.study.run_dir import RecordedRun
 
 PROMISED = {
     *("gong-table3", "gong-table4", "gong-table5", "gong-fig3", "gong-fig4", "gong-fig5"),

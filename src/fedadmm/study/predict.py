@@ -20,7 +20,7 @@ from fedadmm.data.loaders.tabular import read_columns
 from fedadmm.data.preparation import Column, OneHot, Standardised
 from fedadmm.data.problems.federation import model_factory
 from fedadmm.study import config
-from fedadmm.study.rundir import RunDir, runs_below
+from fedadmm.study.run_dir import RunDir, runs_below
 
 ABOUT = "fedadmm"
 """The key of an exported file's metadata that holds what `described` says, as JSON."""

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedadmm.study import config
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.running import run
-from fedadmm.study.worth import Worth, worth
+from fedadmm.study.benefit import Worth, worth
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.single_run import run
 
 
 def table(folder: Path, kind: str, noise: float = 0.3, rows: int = 15) -> dict[str, object]:

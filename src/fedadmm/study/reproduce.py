@@ -8,16 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedadmm.study import formatting, records
+from fedadmm.study import formatting, run_history
 from fedadmm.study.formatting import Table
 from fedadmm.study.formatting import markdown as as_text
-from fedadmm.study.outcome import Outcome, write_results
-from fedadmm.study.recipe import READINGS, Measure
+from fedadmm.study.recipes import READINGS, Measure
 from fedadmm.study.report import write_report
 from fedadmm.study.results import Spread, spread
-from fedadmm.study.rundir import RecordedRun, write_text
+from fedadmm.study.run_dir import RecordedRun, write_text
 from fedadmm.study.runner import Chosen, Watch, no_watch, run_study
-from fedadmm.study.study import Cell, Study
+from fedadmm.study.spec import Cell, Study
+from fedadmm.study.study_result import Outcome, write_results
 
 NOTE = f"{formatting.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
 
@@ -121,7 +121,7 @@ def measure(
     if name == "final":
         return curve[-1]
     if name == "best":
-        return max(curve) if records.metric(metric).up else min(curve)
+        return max(curve) if run_history.metric(metric).up else min(curve)
     if name == "penalty_mean":  # over the participants of the last round
         return own.columns.measured(name)[-1]
     if name in ("epochs", "passes"):

@@ -12,11 +12,11 @@ from typing import Any
 from fedadmm.core.config_tree import flattened, to_config
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
-from fedadmm.study import records
+from fedadmm.study import run_history
 from fedadmm.study.formatting import Table, number_cell
 from fedadmm.study.results import Results, by_label, results, row_documents
-from fedadmm.study.rundir import RecordedRun, RunDir, plain, read_json, read_run, write_json
-from fedadmm.study.study import RESULTS, Cell, Study, setting_of, short_keys
+from fedadmm.study.run_dir import RecordedRun, RunDir, plain, read_json, read_run, write_json
+from fedadmm.study.spec import RESULTS, Cell, Study, setting_of, short_keys
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def target_of(found: Mapping[str, Any] | None) -> Target | None:
     if not isinstance(found, Mapping) or not {"metric", "value"} <= found.keys():
         return None
     metric = str(found["metric"])
-    at_least = found.get("at_least", records.metric(metric).up)
+    at_least = found.get("at_least", run_history.metric(metric).up)
     return Target(metric, float(found["value"]), bool(at_least))
 
 

@@ -21,7 +21,7 @@ from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import Count, Natural, checked
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
-from fedadmm.study.study import Cell, Search, Study, Try
+from fedadmm.study.spec import Cell, Search, Study, Try
 
 Scale = Literal["smoke", "quick", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "quick", "full")

@@ -25,10 +25,9 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.study import config
 from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.methods import own_engine
-from fedadmm.study.outcome import Outcome, write_results
-from fedadmm.study.rundir import create, write_toml
+from fedadmm.study.run_dir import create, write_toml
 from fedadmm.study.runner import Watch, no_watch, run_study
-from fedadmm.study.study import (
+from fedadmm.study.spec import (
     PLAN,
     Cell,
     Search,
@@ -42,6 +41,7 @@ from fedadmm.study.study import (
     reach,
     table_of,
 )
+from fedadmm.study.study_result import Outcome, write_results
 
 Keys = Mapping[str, Any]
 

@@ -32,9 +32,9 @@ from fedadmm.run.evaluation import Target
 from fedadmm.run.metrics import Best
 from fedadmm.run.record import OTHERS, Record, read
 from fedadmm.run.stores.records import separate
-from fedadmm.study import records as reading
+from fedadmm.study import run_history as reading
 from fedadmm.study.config import CONFIG, toml_tables, write
-from fedadmm.study.records import FAILED, INTERRUPTED, RUNNING, Columns, Summary, best_model
+from fedadmm.study.run_history import FAILED, INTERRUPTED, RUNNING, Columns, Summary, best_model
 
 METRICS, SUMMARY, PARTITION, MODEL, REPORT = (
     "metrics.jsonl",

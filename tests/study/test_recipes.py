@@ -12,10 +12,11 @@ import pytest
 
 from fedadmm.core.config_tree import from_config, to_config
 from fedadmm.core.errors import ConfigError
-from fedadmm.study.recipe import Recipe, identifiers, load, plan, study_of
-from fedadmm.study.reproducing import reproduce
+from fedadmm.core.tables import from_table, to_table
+from fedadmm.study.recipes import Recipe, identifiers, load, plan, study_of
+from fedadmm.study.reproduce import reproduce
 from fedadmm.study.runner import Began, Event
-from fedadmm.study.study import Cell, Study
+from fedadmm.study.spec import Cell, Study
 
 NAMED = {
     r"\blr ([\d.]+)": "local.solver.lr",

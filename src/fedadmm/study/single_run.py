@@ -29,10 +29,10 @@ from fedadmm.run.simulate import Result, simulate
 from fedadmm.run.state import Ending, RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore, params_sha256
 from fedadmm.study import config as configs
-from fedadmm.study import formatting, records
+from fedadmm.study import formatting, run_history
 from fedadmm.study.config import resolve, toml_tables
-from fedadmm.study.records import INTERRUPTED, Summary, best_model, partition_of, summarise
-from fedadmm.study.rundir import RecordedRun, RunDir, as_recorded, create, plain, read_run
+from fedadmm.study.run_dir import RecordedRun, RunDir, as_recorded, create, plain, read_run
+from fedadmm.study.run_history import INTERRUPTED, Summary, best_model, partition_of, summarise
 
 _logger = logging.getLogger("fedadmm")
 _PATIENCE = 10.0
@@ -127,7 +127,7 @@ def _finished(chosen: Experiment, folder: RunDir, resume: bool) -> RecordedRun |
 
 def _say_what_is_run_again(chosen: Experiment, folder: RunDir, from_round_0: bool) -> None:
     """Name the rounds that were recorded and that no checkpoint has."""
-    made = len(records.rounds(folder.records()))
+    made = len(run_history.rounds(folder.records()))
     kept = Checkpoints(folder.checkpoint, chosen.checkpoint.every).latest_round()
     if kept is None and made and not from_round_0:
         raise StateError(
@@ -162,7 +162,7 @@ class _Session(Callback):
         self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint.every)
         self._latest: _Models | None = None
         self._summary: Summary = {}
-        self._columns = records.Columns()
+        self._columns = run_history.Columns()
 
     def go(self, problem: Problem) -> RecordedRun:
         """Simulate; a run that ends or is interrupted leaves its summary."""
@@ -171,7 +171,7 @@ class _Session(Callback):
         partition = partition_of(problem)
         if latest is not None:
             folder.refuse_other_rows(partition)
-        done = self._columns = records.Columns(folder.keep(-1 if latest is None else latest))
+        done = self._columns = run_history.Columns(folder.keep(-1 if latest is None else latest))
         store = _store(chosen, folder, fresh=latest is None)
         best = None if latest is None else folder.best()
         before, begun = folder.documents(), summarise(chosen, done, label=self._label, best=best)

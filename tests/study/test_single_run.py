@@ -17,9 +17,9 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.run.stores import params_sha256
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
-from fedadmm.study.records import MOST_CLIENTS, partition_of
-from fedadmm.study.rundir import RunDir
-from fedadmm.study.running import run
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.run_history import MOST_CLIENTS, partition_of
+from fedadmm.study.single_run import run
 from support.commands import SMALL
 from support.records import made, untimed
 
@@ -209,7 +209,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything(tmp_path: Pa
 def test_a_directory_in_which_a_run_goes_on_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedadmm.study.running._PATIENCE", 0.1)
+    monkeypatch.setattr("fedadmm.study.single_run._PATIENCE", 0.1)
     with pytest.raises(KeyboardInterrupt):
         run(small(checkpoint={"every": 1}), tmp_path, callbacks=[interrupt_in_round(2)])
     before = records(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.study.runner import Began, Event
-from fedadmm.study.sweeping import Axis, axis, plan, sweep
+from fedadmm.study.sweep import Axis, axis, plan, sweep
 from support.commands import SMALL
 
 
