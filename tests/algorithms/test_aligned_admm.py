@@ -16,8 +16,8 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core import trees
-from fedadmm.core.contracts import Cohort, Round
-from fedadmm.core.messages import Missed
+from fedadmm.core.catch_up import CatchUp
+from fedadmm.core.protocols import Received, Round
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.state import RoundReport
 from support import reference
@@ -225,7 +225,7 @@ def test_with_everybody_it_is_fedadmm_and_feddr(sigma, kind):
     )
 
 
-def watched(method: Any, given: Federation, **options: Any) -> list[tuple[Any, Missed, list[Any]]]:
+def watched(method: Any, given: Federation, **options: Any) -> list[tuple[Any, CatchUp, list[Any]]]:
     """Server, what was missed, and every client's state as the server has it, after each round."""
     stores: list[Any] = []
     taken: list[Any] = []
@@ -236,11 +236,11 @@ def watched(method: Any, given: Federation, **options: Any) -> list[tuple[Any, M
         return engine.start(job, store)
 
     def observe(report: RoundReport) -> None:
-        missed, states = report.state.missed, []
+        missed, states = report.state.components["catch_up"], []
         for client in range(given.clients):
             record = stores[0].get(client)
             own = method.init_client(given.initial) if record is None else record.state
-            states.append(method.catch_up(own, missed.change(client)))
+            states.append(method.catch_up(own, missed.missed(client)))
         taken.append((report.state.server, missed, states))
 
     run(method, given, engine=Chosen(spied), callbacks=[observe], **options)
@@ -356,13 +356,13 @@ def test_a_participant_is_sent_theta_and_one_more_vector():
 
 def test_kept_vectors_are_those_of_distinct_last_rounds():
     """Four clients in three rounds: two of them were last seen together."""
-    missed = Missed(torch.zeros(2))
+    state = CatchUp(torch.zeros(2))
     for step, ids in enumerate([[0, 1], [2], [0], []]):
-        missed = missed.after(step, torch.full((2,), step + 1.0), ids)
-    assert {k: float(v[0]) for k, v in missed.sums.items()} == {0: 1.0, 1: 2.0, 2: 3.0}
-    assert [float(missed.change(i)[0]) for i in range(4)] == [1.0, 3.0, 2.0, 4.0]
-    missed = missed.after(4, torch.full((2,), 9.0), [1, 2])
-    assert sorted(missed.sums) == [2, 4]
+        state = state.after_step(step, torch.full((2,), step + 1.0), ids)
+    assert {k: float(v[0]) for k, v in state.sums.items()} == {0: 1.0, 1: 2.0, 2: 3.0}
+    assert [float(state.missed(i)[0]) for i in range(4)] == [1.0, 3.0, 2.0, 4.0]
+    state = state.after_step(4, torch.full((2,), 9.0), [1, 2])
+    assert sorted(state.sums) == [2, 4]
 
 
 def test_a_method_with_virtual_steps_cannot_tolerate_late_replies():

@@ -37,12 +37,13 @@ from fedadmm.core.capabilities import LocalModels
 from fedadmm.core.contracts import Start, Theta
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import STARTS, LocalWork
-from fedadmm.core.messages import ClientRecord, first_missed
+from fedadmm.core.messages import ClientRecord
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.schedules import Schedule
+from fedadmm.run.components import round_components
 from fedadmm.run.loop import run_round
 from fedadmm.run.record import Stopwatch
-from fedadmm.run.simulate import make_job
+from fedadmm.run.simulation import make_job
 from fedadmm.run.state import RunState
 from fedadmm.run.stores import MemoryStore
 from support import reference
@@ -210,15 +211,16 @@ def moved(case: Case, kind: str, sampler: Any, exact: bool, weights: Any) -> flo
     job = make_job(method, given.problem, local, 3, at.x)
     store = MemoryStore()
     server, clients = at_rest(method, at)
-    missed = first_missed(method, server)
     store.bind(ClientRecord(clients[0]), None)
     for client, state in enumerate(clients):
         store.commit(client, ClientRecord(state), 0)
     engine = fa.engines.ENGINES["sequential"]().start(job, store)
-    state, furthest = RunState(0, server, None, missed=missed), 0.0
+    components, furthest = round_components(job), 0.0
+    own = {one.key: one.initial(server) for one in components}
+    state = RunState(0, server, None, components=own)
     for t in range(3 * CHANGE):
         ids = sampler.sample(3, t, given.clients)
-        state, _, _ = run_round(job, ids, engine, state, Stopwatch())
+        state = run_round(job, components, ids, engine, state, Stopwatch()).state
         theta = method.global_params(state.server)
         furthest = max(furthest, float((theta - at.x).norm()))
     return furthest

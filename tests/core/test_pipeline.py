@@ -45,15 +45,15 @@ class Spy:
         self.made: list[dict[str, Any]] = []
         self.sent: list[dict[str, Any]] = []
         self.totals: list[dict[str, Any]] = []
-        send, kind = Uploads.send, type(algorithm)
+        on_client, kind = UpdatePipeline.on_client, type(algorithm)
         update = kind.server_update
 
-        def spied_send(uploads: Uploads, method: Any, message: Any, *rest: Any) -> Any:
-            sent = send(uploads, method, message, *rest)
+        def spied_client(pipeline: UpdatePipeline, method: Any, message: Any, *rest: Any) -> Any:
+            sent = on_client(pipeline, method, message, *rest)
             self.made.append(vectors_of(method, message))
             self.sent.append(vectors_of(method, sent.message))
             template = sent.encoded._replace(**vectors_of(method, message))
-            decoded = uploads.decode_message(sent.encoded, template)
+            decoded = pipeline.decode_message(sent.encoded, template)
             for name, vector in self.sent[-1].items():
                 assert torch.equal(vectors_of(method, decoded)[name], vector)
             return sent
@@ -64,7 +64,7 @@ class Spy:
             )
             return update(method, server, total, *rest)
 
-        monkeypatch.setattr(Uploads, "send", spied_send)
+        monkeypatch.setattr(UpdatePipeline, "on_client", spied_client)
         monkeypatch.setattr(kind, "server_update", spied_update)
 
 
@@ -94,7 +94,7 @@ def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monk
         keeps_all = (*row.algorithm.increments, *row.algorithm.deltas)
         if stages in CLIPPED:  # of a fresh move a clip is meant to lose what lies outside
             keeps_all = row.algorithm.increments
-        carried = UpdatePipeline.of(STAGES[stages]).carried(row.algorithm)
+        carried = UpdatePipeline.of(STAGES[stages]).residual_fields(row.algorithm)
         for client in set(replies):
             record = store.get(client)
             assert record is not None
@@ -246,7 +246,7 @@ def test_rounding_is_within_a_level_and_never_longer(bits):
     draws = torch.Generator().manual_seed(bits)
     for scale in (1e-20, 1.0, 1e6):
         x = scale * torch.randn(1000, generator=draws, dtype=torch.float64) ** 3
-        y = stage.decode(stage.encode(x, bits), x)
+        y = stage.decode_values(stage.encode_values(x, bits), x)
         assert y.norm() <= x.norm() * (1 + 1e-12)
         assert (x - y).norm() <= x.norm()
         padded = torch.nn.functional.pad(x, (0, 24)).reshape(-1, 64)
@@ -255,24 +255,24 @@ def test_rounding_is_within_a_level_and_never_longer(bits):
         if bits == 8:
             assert ((padded - near).abs() <= 1.1 * level).all()
     zero = torch.zeros(70, dtype=torch.float64)
-    assert torch.equal(stage.decode(stage.encode(zero, 1), zero), zero)
+    assert torch.equal(stage.decode_values(stage.encode_values(zero, 1), zero), zero)
 
 
 def test_an_adaptive_bound_finds_the_quantile():
     clients = [fa.Quadratic(torch.eye(4), k * torch.ones(4)) for k in range(1, 11)]
     problem = fa.Problem([c.to(torch.float64) for c in clients])
-    bounds: list[float] = []
+    bounds: list[dict[str, float]] = []
     result = fa.simulate(
         fa.FedSGD(1e-9),
         problem,
         200,
         initial=torch.zeros(4, dtype=torch.float64),
-        pipeline=[fa.AdaptiveClip(0.1, 0.55, 0.3)],
-        callbacks=[lambda report: bounds.append(report.state.clip_bound)],
+        upload=[fa.AdaptiveClip(0.1, 0.55, 0.3)],
+        callbacks=[lambda report: bounds.append(report.state.components["pipeline"])],
     )
     assert result.code == "completed"
     # Gradients have norm 2k, k = 1 ... 10: between the fifth and the sixth lies the quantile.
-    assert 10 <= bounds[-1] <= 12.5
+    assert 10 <= bounds[-1]["adaptive-clip"] <= 12.5
 
 
 WRONG = {

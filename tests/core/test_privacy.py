@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from scipy.stats import beta, norm
 
 import fedadmm as fa
-from fedadmm.core.pipeline import round_dice
+from fedadmm.core.pipeline import round_rng
 from fedadmm.core.privacy import Accountant, multiplier_for
-from fedadmm.core.rng import Dice
+from fedadmm.core.rng import KeyedGenerator
 from support.federations import run
+from support.rejections import naming
 from test_properties import rows_federation
 
 WORK: dict[str, Any] = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(2)}
@@ -70,7 +72,7 @@ def test_a_budget_ends_the_run_before_it_is_exceeded():
     account = Accountant(3.0, 1e-5)
     assert result.code == "budget"
     assert account.epsilon(len(result.history)) <= 4.0 < account.epsilon(len(result.history) + 1)
-    assert "exceed the budget of 4" in result.status
+    assert re.search(naming("budget 4"), result.status)
     assert result.history[-1]["privacy"]["epsilon"] == account.epsilon(len(result.history))
 
 
@@ -84,8 +86,8 @@ def test_a_budget_that_is_spent_already_is_refused(tmp_path):
     run(fa.FedAvg(), given, 5, pipeline=upload(100.0), checkpoints=points, **WORK)
     points = fa.Checkpoints(tmp_path, every=1)
     more: dict[str, Any] = {"checkpoints": points, "resume": True, **WORK}
-    with pytest.raises(fa.errors.StateError, match="has spent epsilon"):
-        run(fa.FedAvg(), given, 50, pipeline=upload(2.5), **more)
+    with pytest.raises(fa.StateError, match=naming("epsilon budget 2.5")):
+        run(fa.FedAvg(), given, 50, upload=upload(2.5), **more)
 
 
 def test_the_multiplier_for_an_epsilon_is_the_least():
@@ -131,7 +133,7 @@ def test_noise_is_another_with_other_clients_and_fresh_in_a_deployment():
     like = torch.zeros(100, dtype=torch.float64)
 
     def drawn(*of: Any) -> torch.Tensor:
-        return round_dice(*of).normal(like, "delta")
+        return round_rng(*of).normal(like, "delta")
 
     again = drawn(3, 7, [1, 2], False)
     assert torch.equal(again, drawn(3, 7, [1, 2], False))
@@ -141,7 +143,7 @@ def test_noise_is_another_with_other_clients_and_fresh_in_a_deployment():
 
 
 def test_noise_from_the_machine_is_normal():
-    drawn = Dice(None).normal(torch.zeros(20_000, dtype=torch.float64), "").numpy()
+    drawn = KeyedGenerator(None).normal(torch.zeros(20_000, dtype=torch.float64), "").numpy()
     assert abs(drawn.mean()) < 0.04
     assert drawn.std() == pytest.approx(1.0, abs=0.03)
     assert (np.abs(drawn) > 1.96).mean() == pytest.approx(0.05, abs=0.01)
@@ -183,9 +185,8 @@ def test_an_attack_measures_less_than_claimed_and_more_when_the_noise_is_off(mon
     claimed = Accountant(1.0, 0.01).epsilon(1)
     measured = audited(1.0)
     assert 0.3 < measured < claimed
-    monkeypatch.setattr(
-        "fedadmm.run.privacy.noised", lambda algorithm, total, deviation, dice: total
-    )
+    unchanged = lambda _, aggregate, state, context: (aggregate, state)  # noqa: E731
+    monkeypatch.setattr(fa.GaussianNoise, "on_aggregate", unchanged)
     assert audited(1.0) > claimed
 
 

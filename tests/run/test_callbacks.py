@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 import fedadmm as fa
-from fedadmm.core.config_tree import to_config
-from fedadmm.run.experiment import described, resolved
+from fedadmm.core.tables import to_table
+from fedadmm.run.experiment import described
 from support.federations import federation, run
 from support.rejections import naming
 
@@ -126,7 +126,7 @@ def test_functions_are_callbacks_and_no_part_of_a_configuration() -> None:
 
 
 def test_only_those_that_measure_affect_the_records() -> None:
-    plain = resolved(described(fa.FedADMM(1.0), federation(3).problem, 1))
+    plain = described(fa.FedADMM(1.0), federation(3).problem, 1).resolve()
     assert replace(plain, callbacks=[Quiet()]).affecting() == plain.affecting()
     measured = replace(plain, callbacks=[fa.Diagnostics(3)])
     assert measured.affecting()["callbacks"] == [to_config(fa.Diagnostics(3))]

@@ -302,7 +302,7 @@ def test_divergence_is_judged_by_the_first_loss_of_the_whole_run(tmp_path: Path)
 
     def observe(report: RoundReport) -> None:
         losses[report.record["round"]] = report.record["metrics"]["loss"]
-        saved.append(report.state.first_loss)
+        saved.append(report.state.components["divergence"].loss)
         if report.record["round"] == 4:
             raise KeyboardInterrupt
 
@@ -311,7 +311,7 @@ def test_divergence_is_judged_by_the_first_loss_of_the_whole_run(tmp_path: Path)
     run(
         8,
         checkpoints=Checkpoints(tmp_path),
-        callbacks=[lambda r: saved.append(r.state.first_loss)],
+        callbacks=[lambda r: saved.append(r.state.components["divergence"].loss)],
         resume=True,
     )
     assert set(saved) == {losses[1]}

@@ -21,8 +21,8 @@ from fedadmm.run.callbacks import Attached
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.choice import SequentialEngine
 from fedadmm.run.record import Record
-from fedadmm.run.simulate import make_job
-from fedadmm.run.state import Schedule
+from fedadmm.run.round_callbacks import RunPlan
+from fedadmm.run.simulation import make_job
 from fedadmm.run.stores import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
 from support.models import small_federation
@@ -386,9 +386,9 @@ def test_two_callbacks_must_not_report_one_name():
         method, solver, store = fa.FedADMM(1.0), fa.ExactSolver(), MemoryStore()
         local = LocalWork(solver, fa.Epochs(1))
         job = make_job(method, given.problem, local, 0, given.initial)
-        schedule = Schedule(1, fa.Evaluation(), callbacks=[Attached(tool) for tool in tools])
+        plan = RunPlan(1, fa.Evaluation(), callbacks=[Attached(tool) for tool in tools])
         parts = (fa.FullParticipation(), SequentialEngine(job, store), store)
-        return next(loop.run(job, *parts, schedule, loop.initial_state(job))).record
+        return next(loop.run(job, *parts, plan, loop.initial_state(job, plan))).record
 
     found = look(One("x"), Two("y"))
     assert found["callbacks"] == {"x": 1.0, "y": 1.0}
