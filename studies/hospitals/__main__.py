@@ -31,7 +31,7 @@ ROUNDS, STEPS = 50, 20
 SOLVER = fa.GradientDescent(lr=0.5)
 WEIGHTS = (0.01, 0.03, 0.1)
 SAMPLES: dict[str, int | None] = {"all samples": None, "60 samples per hospital": 60}
-BASELINE = "trained locally"
+BASELINES = ("trained locally", "trained locally, L2")
 
 Models = list[torch.Tensor]
 
@@ -63,8 +63,8 @@ def federated(problem: fa.Problem, personal: Any = None) -> Models:
 
 
 METHODS: dict[str, tuple[bool, Callable[[fa.Problem, float], Models]]] = {
-    BASELINE: (False, lambda problem, weight: local(problem)),
-    "trained locally, L2": (True, local),
+    BASELINES[0]: (False, lambda problem, weight: local(problem)),
+    BASELINES[1]: (True, local),
     "shared FedADMM": (False, lambda problem, weight: federated(problem)),
     "Ditto": (True, lambda problem, weight: federated(problem, fa.Ditto(weight))),
     "local intercept": (
@@ -137,23 +137,30 @@ def compare(most: int | None) -> dict[str, list[dict[str, Any]]]:
 def cell(values: Sequence[float], scale: float, digits: int) -> str:
     """Mean and half of its 95 % interval."""
     scaled = [scale * value for value in values]
-    return f"{statistics.fmean(scaled):.{digits}f} ± {interval(scaled):.{digits}f}"
+    text = f"{statistics.fmean(scaled):.{digits}f} ± {interval(scaled):.{digits}f}"
+    return text.replace("-", "−")
 
 
 def tables(results: dict[str, Any]) -> str:
     """Accuracy and loss by hospital, and the paired difference from local training."""
     lines = []
-    for title, methods in results.items():
+    for title in SAMPLES:
+        methods = results[title]
         for metric, scale, digits in (("accuracy", 100.0, 1), ("loss", 1.0, 3)):
-            lines += [f"\n{title}, {metric}\n", f"| | {' | '.join(HOSPITALS)} | mean | − local |"]
-            lines.append("|---" * (len(HOSPITALS) + 3) + "|")
-            base = [statistics.fmean(one[metric]) for one in methods[BASELINE]]
-            for name, splits in methods.items():
+            lines += [
+                f"\n{title}, {metric}\n",
+                f"| | {' | '.join(HOSPITALS)} | mean | − local | − local, L2 |",
+            ]
+            lines.append("|---" * (len(HOSPITALS) + 4) + "|")
+            for name in METHODS:
+                splits = methods[name]
                 sites = [[one[metric][site] for one in splits] for site in range(len(HOSPITALS))]
                 means = [statistics.fmean(one[metric]) for one in splits]
-                gaps = [mean - other for mean, other in zip(means, base, strict=True)]
                 row = [cell(values, scale, digits) for values in (*sites, means)]
-                row.append("" if name == BASELINE else cell(gaps, scale, digits))
+                for other in BASELINES:
+                    theirs = [statistics.fmean(one[metric]) for one in methods[other]]
+                    gaps = [mean - base for mean, base in zip(means, theirs, strict=True)]
+                    row.append("" if name == other else cell(gaps, scale, digits))
                 lines.append(f"| {name} | {' | '.join(row)} |")
     return "\n".join(lines)
 
