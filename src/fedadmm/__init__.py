@@ -37,29 +37,19 @@ _EXPORTS = {
         "BernoulliSampling CyclicSampling DoublyUniformSampling FullParticipation "
         "NonOverlappingSampling Sampler TraceSampling UniformSampling WeightedSampling"
     ),
-    "fedadmm.core.schedules": "Geometric PerWork Piecewise",
-    "fedadmm.core.solvers": "Adam DPSGD LBFGS SGD AcceleratedGradient ExactSolver GradientDescent",
-    "fedadmm.core.pipeline.postprocessors": (
-        "AdaptiveClip BFloat16 Clip GaussianNoise Quantise RandomK TopK Postprocessor"
-    ),
-    "fedadmm.core.stopping": (
-        "Epochs GradientTolerance InSaCriterion ProxAccuracy RelativeAccuracy Steps StoppingRule "
-        "UniformEpochs"
-    ),
-    "fedadmm.run.callbacks": "Callback",
-    "fedadmm.run.diagnostics": "Diagnostics",
-    "fedadmm.run.engines": "Auto Ray Sequential Vectorised VirtualTime Workers",
-    "fedadmm.core.local_work": "LocalSolver LocalWork",
-    "fedadmm.core.personal": "Ditto OwnLayers",
-    "fedadmm.run.evaluation": "Evaluation Target",
-    "fedadmm.run.experiment": "Checkpointing Experiment Storage",
-    "fedadmm.run.simulation": "Result simulate",
-    "fedadmm.run.checkpoint": "Checkpoints",
-    "fedadmm.run.stores": "DiskStore MemoryStore",
-    "fedadmm.study.estimator": "FederatedClassifier FederatedRegressor",
-    "fedadmm.study.predict": "Predictor",
-    "fedadmm.study.trackers": "MLflow TensorBoard WeightsAndBiases",
-    "fedadmm.theory.certificates": "Certificate",
+    "core.schedules": "PerWork",
+    "core.solvers": ("AcceleratedGradient Adam DPSGD ExactSolver GradientDescent LBFGS SGD"),
+    "core.stopping": "Epochs Steps StoppingRule UniformEpochs",
+    "run.callbacks": "Callback",
+    "run.checkpoint": "Checkpoints",
+    "run.diagnostics": "Diagnostics",
+    "run.evaluation": "Evaluation Target",
+    "run.experiment": "Experiment",
+    "run.simulate": "Result simulate",
+    "run.stores": "DiskStore MemoryStore",
+    "study.estimator": "FederatedClassifier FederatedRegressor",
+    "study.predict": "Predictor",
+    "theory.certificates": "Certificate",
 }
 """Module -> its public names."""
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}

@@ -294,7 +294,7 @@ from fedadmm.study.estimator import (
 from fedadmm.study.estimator import (
     FederatedRegressor as FederatedRegressor,
 )
-from fedadmm.study.predicting import (
+from fedadmm.study.predict import (
     Predictor as Predictor,
 )
 from fedadmm.theory.certificates import (

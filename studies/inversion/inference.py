@@ -21,9 +21,8 @@ from torch import Tensor
 
 import fedadmm as fa
 from fedadmm.core import trees
-from fedadmm.core.contracts import AnyAlgorithm, LocalProblem, LocalResult, Needs
+from fedadmm.core.contracts import AnyAlgorithm, LocalNeeds, LocalProblem, LocalResult
 from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, Upload
-from fedadmm.core.protocols import AnyAlgorithm, LocalNeeds, LocalProblem, LocalResult
 from fedadmm.run.client import Job
 from fedadmm.run.engines import EngineChoice
 

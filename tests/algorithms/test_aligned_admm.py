@@ -17,7 +17,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.catch_up import CatchUp
-from fedadmm.core.protocols import Received, Round
+from fedadmm.core.contracts import Cohort, Round
 from fedadmm.run.engines import VirtualTime
 from fedadmm.run.state import RoundReport
 from support import reference

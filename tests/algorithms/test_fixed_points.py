@@ -43,7 +43,7 @@ from fedadmm.core.schedules import Schedule
 from fedadmm.run.components import round_components
 from fedadmm.run.loop import run_round
 from fedadmm.run.record import Stopwatch
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.run.state import RunState
 from fedadmm.run.stores import MemoryStore
 from support import reference

@@ -31,7 +31,7 @@ from fedadmm.core.capabilities import (
     prox_step,
 )
 from fedadmm.core.compatibility import default_requirements
-from fedadmm.core.protocols import LocalNeeds, LocalResult, Requirements
+from fedadmm.core.contracts import LocalNeeds, LocalResult, Requirements
 from fedadmm.run.engines import VirtualTime
 from support.federations import WEIGHTS, Federation, assert_same, federation, run, snapshots
 from support.minimal import Accepting, Move, expected
@@ -189,7 +189,9 @@ class Halving(StalenessWeighting[Any, Move], Accepting):
 def test_only_updates_that_are_aggregated_on_arrival_are_weighted():
     """One client steps x <- x + (c - x) / 2 alone, with the weight x <- x + (c - x) / 4."""
     declared = Requirements(regularizer=True, stale_updates=True)
-    single = fa.Problem([fa.Quadratic(torch.eye(1).double(), torch.ones(1).double())], fa.Zero())
+    single = fa.Problem(
+        [fa.Quadratic(torch.eye(1).double(), torch.ones(1).double())], fa.regularizers.Zero()
+    )
     work = {"solver": fa.GradientDescent(0.5), "stop": fa.Steps(1)}
     work |= {"initial": torch.zeros(1).double(), "keep_trajectory": True}
     for method, factor in ((Accepting(declared), 0.5), (Halving(declared), 0.25)):
@@ -224,7 +226,7 @@ def test_a_removed_client_counts_as_at_its_initial_state(name, monkeypatch):
     monkeypatch.setattr(type(method), "client_update", spied)
     last = snapshots(method, given, 1, **(options(name) | {"sampler": None}))[-1]
     past = [trees.scaled(one, float(given.a[1])) for one in sent[1 :: given.clients]]
-    after = method.remove_client(last.server, sum_of(past), fa.Zero())
+    after = method.remove_client(last.server, sum_of(past), fa.regularizers.Zero())
     assert after is not None
     if method.tracked_mean(after) is None:
         return
@@ -244,7 +246,7 @@ def sum_of(messages: list[Any]) -> Any:
 def test_a_client_that_left_no_separate_trace_cannot_be_removed(name):
     method = ROWS[name].algorithm
     server = method.init_server(torch.ones(3))
-    assert method.remove_client(server, None, fa.Zero()) is None
+    assert method.remove_client(server, None, fa.regularizers.Zero()) is None
 
 
 @pytest.mark.parametrize("name", having(AbsentClientAlignment))

@@ -14,7 +14,6 @@ import fedadmm as fa
 from fedadmm.core.contracts import LocalProblem
 from fedadmm.core.local_work import SolveContext
 from fedadmm.core.privacy import Accountant
-from fedadmm.core.protocols import LocalProblem
 from fedadmm.core.rng import KeyedGenerator
 from fedadmm.run.privacy import ExampleLevelDP, NoisedSteps
 from support.rejections import naming
@@ -236,7 +235,7 @@ def test_a_resumed_run_goes_on_with_other_noise_and_the_count(tmp_path):
     points = fa.Checkpoints(tmp_path, every=1)
     less = chosen | {"solver": solver(budget=7.0)}
     assert rest.history[-1]["privacy"]["epsilon"] > 7.0
-    with pytest.raises(fa.StateError, match=naming("epsilon budget 7")):
+    with pytest.raises(fa.errors.StateError, match=naming("epsilon budget 7")):
         fa.simulate(fa.FedADMM(1.0), networks(), 9, checkpoints=points, resume=True, **less)
 
 

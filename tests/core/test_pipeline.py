@@ -267,7 +267,7 @@ def test_an_adaptive_bound_finds_the_quantile():
         problem,
         200,
         initial=torch.zeros(4, dtype=torch.float64),
-        upload=[fa.AdaptiveClip(0.1, 0.55, 0.3)],
+        pipeline=[fa.AdaptiveClip(0.1, 0.55, 0.3)],
         callbacks=[lambda report: bounds.append(report.state.components["pipeline"])],
     )
     assert result.code == "completed"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fedadmm as fa
+from fedadmm.core.contracts import LocalResult, Round
 from fedadmm.core.messages import Upload
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.pipeline.postprocessors import (
@@ -24,7 +25,6 @@ from fedadmm.core.pipeline.postprocessors import (
     Postprocessor,
     Update,
 )
-from fedadmm.core.protocols import LocalResult, Received, Round
 from fedadmm.core.rng import KeyedGenerator
 from support import reference
 from support.federations import assert_same, federation, run
@@ -70,7 +70,7 @@ def test_an_adaptive_clip_uses_the_broadcast_bound_and_reports_whether_it_was_ke
 
 
 def aggregate(total: Upload | None, replies: int = 4, weight: float = 0.8) -> Aggregate:
-    return Aggregate(total, Received(replies, weight, 5, 3))
+    return Aggregate(total, Cohort(replies, weight, 5, 3))
 
 
 class Message(NamedTuple):
@@ -134,7 +134,7 @@ def test_few_indices_are_sent_as_such():
 def test_indices_that_no_client_sends_are_rejected(where):
     like = torch.zeros(100, dtype=torch.float64)
     sent = Encoded(Coded(torch.ones(len(where)).double()), torch.tensor(where, dtype=torch.int32))
-    with pytest.raises(fa.ParameterError, match=naming("TopK 2")):
+    with pytest.raises(fa.errors.ParameterError, match=naming("TopK 2")):
         fa.TopK(2).decode(sent, like)
 
 
@@ -185,7 +185,7 @@ def test_noise_has_the_scale_of_the_largest_influence_of_a_client():
     drawn = KeyedGenerator(KEY).normal(vector(0.0, 0.0), "delta")
     torch.testing.assert_close(found.total.message.delta, vector(1.0, 2.0) + 2.25 * drawn)
     assert found.total.message.count.tolist() == [7.0]
-    assert (found.received.replies, found.received.weight) == (3, 0.4)
+    assert (found.received.size, found.received.weight) == (3, 0.4)
     assert state is None
 
 
@@ -201,7 +201,7 @@ def test_a_round_without_participants_is_noise_alone():
     )
     drawn = KeyedGenerator(KEY).normal(vector(0.0, 0.0), "delta")
     torch.testing.assert_close(found.total.message.delta, 0.5 * drawn)
-    assert found.received.replies == 1
+    assert found.received.size == 1
 
 
 @pytest.mark.parametrize(("multiplier", "size"), [(1.0, 100.0), (3.0, 10.0)])
@@ -268,7 +268,7 @@ def test_without_postprocessors_nothing_changes():
     ],
 )
 def test_postprocessors_have_an_order(stages):
-    with pytest.raises(fa.ParameterError, match=naming(f"upload {stages[0].name}")):
+    with pytest.raises(fa.errors.ParameterError, match=naming(f"upload {stages[0].name}")):
         UpdatePipeline.of(stages)
 
 
@@ -305,7 +305,7 @@ def test_a_postprocessor_of_ones_own_has_two_sides_and_a_state(engine, tmp_path)
     def look(report: Any) -> None:
         counts.append(report.state.components["pipeline"]["diminishing"])
 
-    options: dict[str, Any] = {"upload": [Diminishing()], "engine": engine, "callbacks": [look]}
+    options: dict[str, Any] = {"pipeline": [Diminishing()], "engine": engine, "callbacks": [look]}
     options |= {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(2)}
     points = fa.Checkpoints(tmp_path, every=1)
     first = run(fa.FedAvg(), given, 3, checkpoints=points, **options)

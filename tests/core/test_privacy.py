@@ -86,8 +86,8 @@ def test_a_budget_that_is_spent_already_is_refused(tmp_path):
     run(fa.FedAvg(), given, 5, pipeline=upload(100.0), checkpoints=points, **WORK)
     points = fa.Checkpoints(tmp_path, every=1)
     more: dict[str, Any] = {"checkpoints": points, "resume": True, **WORK}
-    with pytest.raises(fa.StateError, match=naming("epsilon budget 2.5")):
-        run(fa.FedAvg(), given, 50, upload=upload(2.5), **more)
+    with pytest.raises(fa.errors.StateError, match=naming("epsilon budget 2.5")):
+        run(fa.FedAvg(), given, 50, pipeline=upload(2.5), **more)
 
 
 def test_the_multiplier_for_an_epsilon_is_the_least():

@@ -306,7 +306,7 @@ def _settings(folder: Path) -> Iterator[Parser]:
     yield Parser("set", [*sets, b"target={metric='a',value=1}"], _set, (ConfigError,))
     grids = [b"algorithm.rho=0.1,1", b"seed=1,2,3", b"local.stop.epochs=[1,2],3"]
     yield Parser("grid", grids, lambda data: sweep.axis(_text(data), "--grid"), (ConfigError,))
-    deployment = configs.write(to_table(Deployment(3))).encode()
+    deployment = configs.write(to_config(Deployment(3))).encode()
     path = folder / "bundle" / "deployment.toml"
     yield Parser("bundle", [deployment], _file(path, read_deployment), (ConfigError,))
 

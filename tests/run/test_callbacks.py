@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 import fedadmm as fa
-from fedadmm.core.tables import to_table
+from fedadmm.core.config_tree import to_config
 from fedadmm.run.experiment import described
 from support.federations import federation, run
 from support.rejections import naming

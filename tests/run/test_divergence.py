@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedadmm.run.endings import first_norm, norm
 
 import fedadmm as fa
 from fedadmm.run.checkpoint import Checkpoints

@@ -22,7 +22,7 @@ from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.choice import SequentialEngine
 from fedadmm.run.record import Record
 from fedadmm.run.round_callbacks import RunPlan
-from fedadmm.run.simulation import make_job
+from fedadmm.run.simulate import make_job
 from fedadmm.run.stores import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
 from support.models import small_federation

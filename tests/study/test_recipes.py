@@ -12,7 +12,6 @@ import pytest
 
 from fedadmm.core.config_tree import from_config, to_config
 from fedadmm.core.errors import ConfigError
-from fedadmm.core.tables import from_table, to_table
 from fedadmm.study.recipes import Recipe, identifiers, load, plan, study_of
 from fedadmm.study.reproduce import reproduce
 from fedadmm.study.runner import Began, Event

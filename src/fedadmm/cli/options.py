@@ -15,7 +15,7 @@ from fedadmm.cli.group import again, only_one_document
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedadmm.core.tables import Tree
+    from fedadmm.core.config_tree import Tree
     from fedadmm.study.spec import Setting, Study
 
 Item = TypeVar("Item")

@@ -14,6 +14,7 @@ import pytest
 
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
+from fedadmm.study import run_dir
 from fedadmm.study.formatting import duration, number, size
 from fedadmm.study.report import write_report
 from fedadmm.study.report.figures import MOST_POINTS, lines

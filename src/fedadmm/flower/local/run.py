@@ -38,9 +38,12 @@ from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
 from fedadmm.run.state import Ending
+from fedadmm.study import config as configs
 from fedadmm.study.benefit import pooled, trained
+from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import CHECKPOINT, RunDir, create
 from fedadmm.study.run_history import RUNNING, Summary, clients, partition_of, rounds, summarise
+from fedadmm.study.single_run import fingerprint
 
 FOLDER = "deployment"
 """Where a run directory keeps everything that only the deployment needs."""

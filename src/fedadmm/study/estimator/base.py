@@ -37,7 +37,7 @@ from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines import EngineChoice
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.record import Record
-from fedadmm.run.simulation import Result, simulate
+from fedadmm.run.simulate import Result, simulate
 from fedadmm.study import run_history
 from fedadmm.study.estimator.samples import Rows, categories, cells_of, groups_of, rows_of
 from fedadmm.study.methods import named_method

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fedadmm.core.tables import flattened
+from fedadmm.core.config_tree import flattened
 from fedadmm.study import formatting, run_history
 from fedadmm.study.formatting import Table
 from fedadmm.study.results import Row, table
