@@ -35,10 +35,10 @@ def test_every_iterate_is_handed_out_equally_often():
     counts = np.zeros((rounds + 1, rounds + 1))
     iterates = [Iterate(torch.tensor([float(k)])) for k in range(rounds + 1)]
     for seed in range(seeds):
-        note = RANDOM.begin(iterates[0])
+        note = RANDOM.init_state(iterates[0])
         counts[0, 0] += 1
         for k in range(1, rounds + 1):
-            note = RANDOM.look(note, iterates[k], k, seed)
+            note = RANDOM.update(note, iterates[k], k, seed)
             counts[k, int(RANDOM.model(note, iterates[k]).params)] += 1
     for k in range(rounds + 1):
         share = 1 / (k + 1)
@@ -110,9 +110,9 @@ def test_the_first_iterate_is_the_one_after_an_initial_round_with_everybody():
 
 
 def _keeps_the_first(seed: int, rounds: int) -> bool:
-    note = RANDOM.begin(Iterate(torch.zeros(1)))
+    note = RANDOM.init_state(Iterate(torch.zeros(1)))
     for k in range(1, rounds + 1):
-        note = RANDOM.look(note, Iterate(torch.full((1,), float(k))), k, seed)
+        note = RANDOM.update(note, Iterate(torch.full((1,), float(k))), k, seed)
     return not bool(note.params.any())
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fedadmm as fa
-from fedadmm.core.contracts import LocalResult, Round
+from fedadmm.core.contracts import Cohort, LocalResult, Round
 from fedadmm.core.messages import Upload
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.pipeline.postprocessors import (

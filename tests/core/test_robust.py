@@ -14,7 +14,7 @@ from support.rejections import naming
 
 def folded(part: fa.Aggregator, rows: np.ndarray, weights: list[float]) -> np.ndarray:
     uploads = [Upload((torch.from_numpy(row.copy()),)) for row in rows]
-    found = part.fold(iter(zip(weights, uploads, strict=True)))
+    found = part.aggregate(iter(zip(weights, uploads, strict=True)))
     assert found is not None
     return found.message[0].numpy()
 

@@ -48,11 +48,11 @@ def test_a_sum_of_sums_is_the_sum():
     uploads = [Upload((torch.randn(3, generator=draws),)) for _ in range(5)]
     shares = [0.1, 0.2, 0.3, 0.15, 0.25]
     replies = list(zip(shares, uploads, strict=True))
-    parts = [Sum().fold(iter(some)) for some in (replies[:2], replies[2:])]
-    whole = Sum().fold((1.0, part) for part in parts)
+    parts = [Sum().aggregate(iter(some)) for some in (replies[:2], replies[2:])]
+    whole = Sum().aggregate((1.0, part) for part in parts)
     expected = sum(share * upload.message[0].numpy() for share, upload in replies)
     np.testing.assert_allclose(whole.message[0], expected, rtol=1e-6)
-    assert Sum().fold(iter(())) is None
+    assert Sum().aggregate(iter(())) is None
     assert all(trees.all_finite(upload) for upload in uploads)
 
 

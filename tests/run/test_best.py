@@ -78,7 +78,7 @@ def test_equals_are_told_apart_by_their_loss_and_then_the_later_counts(
     judge, found = ModelSelector(), None
     for number, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True), 1):
         record: Any = made(number, test_accuracy=accuracy, test_loss=loss)
-        found = judge.after(found, record, Iterate(torch.tensor([float(number)])))
+        found = judge.update(found, record, Iterate(torch.tensor([float(number)])))
     assert found is not None
     assert (found.round, found.model.params.tolist()) == (best, [float(best)])
     assert found.value == max(accuracies)

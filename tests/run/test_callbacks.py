@@ -11,7 +11,7 @@ import pytest
 
 import fedadmm as fa
 from fedadmm.core.config_tree import to_config
-from fedadmm.run.experiment import described
+from fedadmm.run.experiment import experiment_from_keywords
 from support.federations import federation, run
 from support.rejections import naming
 
@@ -121,12 +121,14 @@ def test_functions_are_callbacks_and_no_part_of_a_configuration() -> None:
     seen: list[int] = []
     small(3, lambda report: seen.append(report.record["round"]))
     assert seen == [1, 2, 3]
-    made = described(fa.FedAvg(), federation(3).problem, 1, callbacks=[seen.append, Quiet()])
+    made = experiment_from_keywords(
+        fa.FedAvg(), federation(3).problem, 1, callbacks=[seen.append, Quiet()]
+    )
     assert made.tree["callbacks"] == [{"name": f"{__name__}:Quiet"}]
 
 
 def test_only_those_that_measure_affect_the_records() -> None:
-    plain = described(fa.FedADMM(1.0), federation(3).problem, 1).resolve()
+    plain = experiment_from_keywords(fa.FedADMM(1.0), federation(3).problem, 1).resolve()
     assert replace(plain, callbacks=[Quiet()]).affecting() == plain.affecting()
     measured = replace(plain, callbacks=[fa.Diagnostics(3)])
     assert measured.affecting()["callbacks"] == [to_config(fa.Diagnostics(3))]

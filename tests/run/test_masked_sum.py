@@ -87,12 +87,12 @@ def test_the_sum_of_many_is_made_in_groups_and_is_the_sum(monkeypatch):
     draws = torch.Generator().manual_seed(0)
     uploads = [Upload((torch.rand(3, generator=draws),)) for _ in range(34)]
     replies = [(1 / 34, upload) for upload in uploads]
-    found = MaskedSum(bound=1.0).fold(iter(replies))
-    plain = Sum().fold(iter(replies))
+    found = MaskedSum(bound=1.0).aggregate(iter(replies))
+    plain = Sum().aggregate(iter(replies))
     np.testing.assert_allclose(found.message[0], plain.message[0], atol=1e-6)
     assert sizes == [10, 10, 14]
-    assert MaskedSum(bound=1.0).fold(iter(replies[:2])) is None
-    assert MaskedSum(bound=1.0).fold(iter(())) is None
+    assert MaskedSum(bound=1.0).aggregate(iter(replies[:2])) is None
+    assert MaskedSum(bound=1.0).aggregate(iter(())) is None
     assert all(trees.all_finite(upload) for upload in uploads)
 
 
