@@ -294,6 +294,6 @@ def test_the_picture_of_few_participants_draws_the_tables_of_its_page(
     assert averaged["FedAvg"] == {2: pytest.approx((150 / 90) ** 0.5)}
     page = (ROOT / "docs/participation-tables.md").read_text("utf-8")
     drawn = (ROOT / "docs/participation.svg").read_text("utf-8")
-    assert f">{picture.experiment_from_keywords(page)}<" in drawn, "run `make figure`"
+    assert f">{picture.described(page)}<" in drawn, "run `make figure`"
     assert set(picture.read(page)) == {1, 2, 5, 10, 20}
     assert len(drawn) < 60_000
