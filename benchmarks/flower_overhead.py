@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
 
-    from fedadmm.flower.local.network import LocalNetwork
+    from fedadmm.flower.deploy.network import LocalNetwork
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

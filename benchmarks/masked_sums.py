@@ -22,7 +22,7 @@ from fedadmm.core import masking
 from fedadmm.core.codec import encode, pack
 from fedadmm.core.messages import Upload
 from fedadmm.data import models
-from fedadmm.flower.protocol.masking import Body, as_tensor
+from fedadmm.flower.secure_aggregation.masked_messages import Body, as_tensor
 
 MODELS = {"logistic regression": "logistic", "CNN 1": "cnn1"}
 SITES = (4, 10, 50)

@@ -11,7 +11,7 @@ import yaml
 
 pytest.importorskip("flwr", reason="the commands of a deployment are those of Flower")
 
-from fedadmm.flower.local.project import write_project
+from fedadmm.flower.deploy.project import write_project
 
 ROOT = Path(__file__).parents[1]
 SERVICES = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]

@@ -6,12 +6,12 @@ import json
 from dataclasses import MISSING, Field
 from typing import Any
 
+from fedadmm.core.tables import to_table
 from maths import prose
 from sources import default_of, field_docs, one_line
 
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.parts import FAMILIES, annotations_of, table_fields
-from fedadmm.core.tables import to_table
 from fedadmm.core.validation import ROLES, allowed, kind_of, members
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.experiment import Checkpointing, Experiment, Storage

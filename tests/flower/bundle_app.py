@@ -19,23 +19,23 @@ from torch import nn
 
 import fedadmm as fa
 from fedadmm.core.codec import decode, encode
-from fedadmm.core.masking import new_identity, new_share
 from fedadmm.core.objectives.losses import binary_cross_entropy
+from fedadmm.core.pairwise_masks import new_identity, new_share
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.protocol.masking import write_set
+from fedadmm.flower.secure_aggregation import held_uploads as site_masking
+from fedadmm.flower.secure_aggregation.held_uploads import Masker
+from fedadmm.flower.secure_aggregation.masked_messages import write_set
+from fedadmm.flower.secure_aggregation.masked_sums import Sets
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange
-from fedadmm.flower.server.masking import Sets
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.flower.server.state import ServerState
 from fedadmm.flower.server.tasks import Broadcast
 from fedadmm.flower.site import app as site
-from fedadmm.flower.site import masking as site_masking
 from fedadmm.flower.site.app import client_app
-from fedadmm.flower.site.masking import Masker
 from fedadmm.flower.site.state import SiteState
 
 torch.set_num_threads(1)

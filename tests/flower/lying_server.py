@@ -10,12 +10,13 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from fedadmm.core.codec import digest, encode, pack
-from fedadmm.core.masking import Share, summed
 from fedadmm.core.messages import ClientInfo, Download, Upload
+from fedadmm.core.pairwise_masks import Share, summed
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Task
-from fedadmm.flower.protocol.masking import (
+from fedadmm.flower.protocol.messages import Question, parcel
+from fedadmm.flower.secure_aggregation.masked_messages import (
     from_body,
     hiding,
     length_of,
@@ -24,7 +25,6 @@ from fedadmm.flower.protocol.masking import (
     upload_template,
     write_set,
 )
-from fedadmm.flower.protocol.messages import Question, parcel
 from fedadmm.run.client import this_round
 
 from .masked import MaskedGrid

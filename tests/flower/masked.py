@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 
 import fedadmm as fa
-from fedadmm.core import masking
+from fedadmm.core import pairwise_masks
 from fedadmm.flower.federation import Federation
 
 from .harness import FakeGrid, federation
@@ -30,8 +30,10 @@ class MaskedGrid(FakeGrid):
 
     def __init__(self, settings: Federation, folder: Path, *given: Any) -> None:
         super().__init__(settings, folder, *given)
-        self.identities = {c: masking.new_identity() for c in range(settings.clients)}
-        public = {c: masking.public_identity(key).hex() for c, key in self.identities.items()}
+        self.identities = {c: pairwise_masks.new_identity() for c in range(settings.clients)}
+        public = {
+            c: pairwise_masks.public_identity(key).hex() for c, key in self.identities.items()
+        }
         for client, key in self.identities.items():
             (folder / f"identity-{client}").write_text(key.hex())
         (folder / "peers.json").write_text(json.dumps(public))

@@ -16,9 +16,9 @@ from typing import Any
 
 import fedadmm as fa
 from fedadmm.core.errors import EngineError
-from fedadmm.flower.local.keys import make_identities
-from fedadmm.flower.local.network import LocalNetwork
-from fedadmm.flower.local.processes import Group, recorded
+from fedadmm.flower.deploy.keys import make_identities
+from fedadmm.flower.deploy.network import LocalNetwork
+from fedadmm.flower.deploy.processes import Group, recorded
 from fedadmm.study import run_dir as files
 
 APP = Path(__file__).with_name("bundle_app.py")

@@ -25,11 +25,11 @@ from fedadmm.cli import app
 from fedadmm.core import codec, files
 from fedadmm.core.errors import ConfigError, EngineError, StateError
 from fedadmm.flower.configured import Deployment, federation
-from fedadmm.flower.local import processes
-from fedadmm.flower.local.keys import make_certificates, make_node_key
-from fedadmm.flower.local.network import LocalNetwork
-from fedadmm.flower.local.project import OWN_APP, write_project
-from fedadmm.flower.local.run import Follower, run_locally
+from fedadmm.flower.deploy import processes
+from fedadmm.flower.deploy.keys import make_certificates, make_node_key
+from fedadmm.flower.deploy.network import LocalNetwork
+from fedadmm.flower.deploy.project import OWN_APP, write_project
+from fedadmm.flower.deploy.run import Follower, run_locally
 from fedadmm.flower.server.rundir import RunDirectory
 from fedadmm.study import config as configs
 from fedadmm.study import run_dir as directory
@@ -161,7 +161,7 @@ def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
                 | {"network": {}, "best": {}, "fitted": {}}
             )
 
-    monkeypatch.setattr("fedadmm.flower.local.run.LocalNetwork", Network)
+    monkeypatch.setattr("fedadmm.flower.deploy.run.LocalNetwork", Network)
     config = resolve(
         {
             "problem": {"name": "digits", "clients": 5, "partition": "shards"},
@@ -348,7 +348,7 @@ def test_the_printed_command_resumes_the_same_deployment(given, tmp_path, monkey
         asked.append({"config": config, "out": out, "deployment": deployment, **options})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedadmm.flower.local.run.run_locally", interrupted)
+    monkeypatch.setattr("fedadmm.flower.deploy.run.run_locally", interrupted)
     base = ["deploy", "local", "quickstart", "--clients", "5", "--rounds", "3"]
     first = CliRunner().invoke(app, [*base, "--out", str(tmp_path / "run"), *given])
     assert first.exit_code == 130
@@ -372,7 +372,7 @@ def begun(folder: Path, monkeypatch, deployment: Deployment, *, tls: bool = Fals
         def __init__(self, *_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedadmm.flower.local.run.LocalNetwork", Interrupted)
+    monkeypatch.setattr("fedadmm.flower.deploy.run.LocalNetwork", Interrupted)
     tree = {"problem": {"name": "digits", "clients": 5}, "algorithm": {"name": "fedavg"}}
     options = {"tls": tls, "resume": False, "watch": print}
     with pytest.raises(KeyboardInterrupt):
@@ -397,7 +397,7 @@ def test_a_resumed_deployment_without_a_configuration_takes_that_of_its_folder(
         asked.append((config, deployment, options["tls"]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedadmm.flower.local.run.run_locally", resumed)
+    monkeypatch.setattr("fedadmm.flower.deploy.run.run_locally", resumed)
     done = CliRunner().invoke(app, ["deploy", "local", "--resume", "--out", str(folder), *given])
     assert done.exit_code == 130, done.output
     ((config, deployment, tls),) = asked
@@ -457,7 +457,7 @@ def test_a_deployment_that_is_still_watched_is_not_taken_over(tmp_path, monkeypa
     processes.record(folder / "deployment", [left])
     try:
         options = {"tls": False, "resume": True, "watch": print}
-        monkeypatch.setattr("fedadmm.flower.local.run._PREDECESSOR", 0.2)
+        monkeypatch.setattr("fedadmm.flower.deploy.run._PREDECESSOR", 0.2)
         with (
             files.locked(folder / "deployment", 1.0),
             pytest.raises(StateError, match="is in use by process"),
@@ -475,7 +475,7 @@ def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
     found = {"sites": ["A", "B"], "test_accuracy": means}
     summary = {"status": "completed", "code": "completed", "algorithm": "fedadmm", "network": {}}
     summary |= {"last": {}, "rounds": 1, "bytes_up": 0, "target": None, "label": "FedADMM"}
-    monkeypatch.setattr("fedadmm.flower.local.run.run_locally", lambda *_, **__: summary)
+    monkeypatch.setattr("fedadmm.flower.deploy.run.run_locally", lambda *_, **__: summary)
     monkeypatch.setattr("fedadmm.cli.deploy._compared", lambda *_: found)
     monkeypatch.setattr("fedadmm.cli.deploy.print_ending", lambda _: None)
     given = ["deploy", "local", "hospitals", "--out", str(tmp_path), "--no-report"]

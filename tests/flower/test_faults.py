@@ -14,8 +14,8 @@ import fedadmm as fa
 from fedadmm.core import clock
 from fedadmm.core.errors import EngineError, StateError
 from fedadmm.core.files import locked
+from fedadmm.flower.deploy.run import look
 from fedadmm.flower.federation import Patience
-from fedadmm.flower.local.run import look
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind
 from fedadmm.flower.server.app import serve

@@ -17,8 +17,8 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.flower.local import network
-from fedadmm.flower.local.processes import Group, environment, free_ports, wait_for_port
+from fedadmm.flower.deploy import network
+from fedadmm.flower.deploy.processes import Group, environment, free_ports, wait_for_port
 from fedadmm.study.run_dir import RunDir
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"

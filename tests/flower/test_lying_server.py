@@ -14,8 +14,8 @@ from flwr.app import ConfigRecord, RecordDict
 import fedadmm as fa
 from fedadmm.core import clock
 from fedadmm.flower.protocol import wire
+from fedadmm.flower.secure_aggregation import held_uploads as site_masking
 from fedadmm.flower.site import gate
-from fedadmm.flower.site import masking as site_masking
 from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import record_layout
 

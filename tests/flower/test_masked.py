@@ -13,15 +13,15 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedadmm as fa
-from fedadmm.core import clock, files, masking
+from fedadmm.core import clock, files, pairwise_masks
 from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind, reply_to
-from fedadmm.flower.protocol.masking import Demand
-from fedadmm.flower.server import masking as server_masking
+from fedadmm.flower.secure_aggregation import masked_sums as server_masking
+from fedadmm.flower.secure_aggregation.held_uploads import Origin, Peers, Waiting
+from fedadmm.flower.secure_aggregation.masked_messages import Demand
 from fedadmm.flower.site import app as site_app
 from fedadmm.flower.site.app import Site, client_app
-from fedadmm.flower.site.masking import Origin, Peers, Waiting
 
 from .harness import (
     Clock,
@@ -186,7 +186,7 @@ def test_sites_that_refuse_a_set_do_not_rest_for_it(tmp_path):
     """Client 3 signs no proper key: those who say so are not those who make the sum void."""
     made = settings(fa.FedADMM(0.5), rounds=1)
     grid = MaskedGrid(made, tmp_path)
-    (tmp_path / "identity-3").write_text(masking.new_identity().hex())
+    (tmp_path / "identity-3").write_text(pairwise_masks.new_identity().hex())
     with pytest.raises(
         fa.errors.EngineError, match="no client brought an update in 4 rounds in a row"
     ):
@@ -284,7 +284,7 @@ def without(content: RecordDict, client: int) -> RecordDict:
     )
 
 
-def replaced_key(content: RecordDict, client: int, share: masking.Share) -> RecordDict:
+def replaced_key(content: RecordDict, client: int, share: pairwise_masks.Share) -> RecordDict:
     """The set with another key of a client."""
     found = content[wire.SET]
     k = list(found["clients"]).index(client)
@@ -305,7 +305,7 @@ LIES = {
     ),
     "a key of the server's own": (
         lambda content: replaced_key(
-            content, 2, masking.new_share(2, "update", masking.new_identity())[0]
+            content, 2, pairwise_masks.new_share(2, "update", pairwise_masks.new_identity())[0]
         ),
         "the key of client 2 is not signed by the identity that this site has of it",
     ),
@@ -313,7 +313,7 @@ LIES = {
         lambda content: replaced_key(
             content,
             2,
-            masking.Share(
+            pairwise_masks.Share(
                 2, content[wire.SET]["publics"][32:64], content[wire.SET]["signatures"][64:128]
             ),
         ),
@@ -457,7 +457,7 @@ def test_a_ready_is_sealed_over_its_key(tmp_path):
 
     def other_key(content, client):
         if client == 1 and wire.SHARE in content:
-            share = masking.new_share(1, "update", masking.new_identity())[0]
+            share = pairwise_masks.new_share(1, "update", pairwise_masks.new_identity())[0]
             beside = {**dict(content[wire.SHARE]), "public": share.public}
             content[wire.SHARE] = ConfigRecord(beside)
         return content
@@ -537,12 +537,12 @@ def test_a_site_has_a_minimum_of_its_own(tmp_path, request):
 def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
     tmp_path, monkeypatch
 ):
-    identities = [masking.new_identity() for _ in range(3)]
-    known = {c: masking.public_identity(key) for c, key in enumerate(identities)}
+    identities = [pairwise_masks.new_identity() for _ in range(3)]
+    known = {c: pairwise_masks.public_identity(key) for c, key in enumerate(identities)}
     peers = Peers(0, identities[0], known, apart=True)
     waiting, words = Waiting(tmp_path, "update"), np.arange(4, dtype=np.uint64)
     waiting.hold(peers, "first", "subject", words, {}, Origin("1", "model"))
-    others = [masking.new_share(c, "subject", identities[c])[0] for c in (1, 2)]
+    others = [pairwise_masks.new_share(c, "subject", identities[c])[0] for c in (1, 2)]
     waiting.release(peers, "first", [waiting.held("first").share, *others], 3, "")
     waiting.hold(peers, "second", "subject", words, {}, Origin("2", "another"))
     read = files.read
@@ -591,7 +591,7 @@ def test_a_member_that_sends_rubbish_makes_its_sum_void(tmp_path):
         if wire.SET not in message.content or context.node_config["partition-id"] != 1:
             return reply
         from fedadmm.flower.protocol.admission import seal
-        from fedadmm.flower.protocol.masking import from_body, to_body
+        from fedadmm.flower.secure_aggregation.masked_messages import from_body, to_body
 
         head, body = wire.read_reply(reply.content, 10**9)
         point = made.server_job().aggregate.fixed_point
@@ -611,15 +611,15 @@ def test_of_one_client_the_server_has_only_masked_bytes(tmp_path):
     made = settings(fa.Scaffold(), rounds=3, evaluate_every=1)
     grid = MaskedGrid(made, tmp_path)
     secrets: dict[str, bytes] = {}
-    whole = masking.masked
+    whole = pairwise_masks.masked
 
     def spying(words, client, private, subject, shares):
         secrets[f"words of {client} in {subject}"] = words[:6].tobytes()
         secrets[f"key of {client} in {subject}"] = private
         return whole(words, client, private, subject, shares)
 
+    from fedadmm.flower.secure_aggregation import held_uploads as site
     from fedadmm.flower.site import app
-    from fedadmm.flower.site import masking as site
 
     measure, plain = app._measure, site.upload_words
 
@@ -775,13 +775,13 @@ def test_noise_is_added_at_the_sites_and_counted_there(tmp_path, monkeypatch):
     made = settings(
         fa.FedAvg(), rounds=3, pipeline=[fa.Clip(0.5), noise], aggregator=fa.MaskedSum()
     )
-    encode, spreads = masking.FixedPoint.encode, set()
+    encode, spreads = pairwise_masks.FixedPoint.encode, set()
 
     def listening(self, tree, share, noise=0.0):
         spreads.add(noise)
         return encode(self, tree, share, noise)
 
-    monkeypatch.setattr(masking.FixedPoint, "encode", listening)
+    monkeypatch.setattr(pairwise_masks.FixedPoint, "encode", listening)
     history, _ = serve(made, tmp_path)
     # z times what a site of weight 1/4 can change, in shares of which two make up the whole
     assert [*spreads] == [pytest.approx(4.0 * 0.5 / 4 / 2**0.5)]

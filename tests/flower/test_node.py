@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedadmm as fa
-from fedadmm.core.masking import new_identity, new_share
+from fedadmm.core.pairwise_masks import new_identity, new_share
 from fedadmm.flower.site.node import Pauses, fork, run_node
 
 

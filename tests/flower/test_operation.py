@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.flower.local.keys import (
+from fedadmm.flower.deploy.keys import (
     Certificates,
     make_certificates,
     make_node_key,
     rotate_certificates,
     rotate_node_key,
 )
-from fedadmm.flower.local.processes import free_ports
+from fedadmm.flower.deploy.processes import free_ports
 from fedadmm.flower.server.app import Endpoint, Watched
 
 from .harness import FakeGrid, federation, run_through

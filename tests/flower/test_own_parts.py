@@ -15,7 +15,7 @@ from flwr.serverapp import ServerApp
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.flower.configured import Deployment
-from fedadmm.flower.local.project import write_configured
+from fedadmm.flower.deploy.project import write_configured
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
 from fedadmm.study.report import write_report

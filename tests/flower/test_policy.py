@@ -12,7 +12,7 @@ import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.core.privacy import Accountant
 from fedadmm.flower import SitePolicy
-from fedadmm.flower.local.keys import make_operator_key
+from fedadmm.flower.deploy.keys import make_operator_key
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.site import gate
 from fedadmm.flower.site.policy import POLICY, read_policy, written

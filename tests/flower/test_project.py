@@ -23,12 +23,12 @@ import pytest
 import torch
 
 import fedadmm as fa
+from fedadmm.flower.deploy import network
+from fedadmm.flower.deploy.keys import make_node_key
+from fedadmm.flower.deploy.network import LocalNetwork
+from fedadmm.flower.deploy.processes import Group, environment, free_ports
+from fedadmm.flower.deploy.project import write_project
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.local import network
-from fedadmm.flower.local.keys import make_node_key
-from fedadmm.flower.local.network import LocalNetwork
-from fedadmm.flower.local.processes import Group, environment, free_ports
-from fedadmm.flower.local.project import write_project
 from fedadmm.flower.server.state import ServerState
 from fedadmm.study import run_dir as files
 

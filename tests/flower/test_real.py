@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from fedadmm.cli import app
 from fedadmm.core.codec import read_checksummed
-from fedadmm.flower.local.keys import make_certificates, make_node_key
-from fedadmm.flower.local.processes import free_ports
+from fedadmm.flower.deploy.keys import make_certificates, make_node_key
+from fedadmm.flower.deploy.processes import free_ports
 from fedadmm.study.run_dir import RunDir
 
 from .harness import check_invariant, records_on_disk, server_on_disk

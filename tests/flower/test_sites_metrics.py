@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import fedadmm as fa
 from fedadmm.core.errors import ConfigError, ParameterError
+from fedadmm.flower.deploy.run import look
 from fedadmm.flower.federation import Patience
-from fedadmm.flower.local.run import look
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.app import serve
 from fedadmm.flower.server.rundir import RunDirectory

@@ -51,8 +51,8 @@ with warnings.catch_warnings():
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedadmm.flower.configured import Deployment, read_deployment
+from fedadmm.flower.deploy import processes
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.local import processes
 from fedadmm.flower.protocol import messages as arriving
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Brought, seal

@@ -79,11 +79,13 @@ def test_every_engine_that_brings_single_replies_gives_the_same_run(engine, coho
 
 
 def test_the_sum_of_many_is_made_in_groups_and_is_the_sum(monkeypatch):
-    from fedadmm.core import masking
+    from fedadmm.core import pairwise_masks
 
     sizes = []
-    whole = masking.rehearsed
-    monkeypatch.setattr(masking, "rehearsed", lambda some: sizes.append(len(some)) or whole(some))
+    whole = pairwise_masks.rehearsed
+    monkeypatch.setattr(
+        pairwise_masks, "rehearsed", lambda some: sizes.append(len(some)) or whole(some)
+    )
     draws = torch.Generator().manual_seed(0)
     uploads = [Upload((torch.rand(3, generator=draws),)) for _ in range(34)]
     replies = [(1 / 34, upload) for upload in uploads]

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedadmm.core import codec, files, masking
+from fedadmm.core import codec, files, pairwise_masks
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import Missed
 from fedadmm.core.pipeline import Sent, Uploads
 from fedadmm.flower.protocol import admission, ledger
+from fedadmm.flower.secure_aggregation import held_uploads as site_masking
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site
 from fedadmm.flower.site import gate
-from fedadmm.flower.site import masking as site_masking
 from fedadmm.flower.site.state import SiteAccount, SiteState
 
 from .books import Violation
@@ -267,15 +267,17 @@ def tell_before_noting(patch: pytest.MonkeyPatch) -> None:
 def reuse_a_mask(patch: pytest.MonkeyPatch) -> None:
     """A site keeps its key, and its masks depend on the pair alone."""
     made: dict[tuple[int, bytes], Any] = {}
-    new_share = masking.new_share
+    new_share = pairwise_masks.new_share
 
     def old(client: int, subject: str, identity: bytes) -> Any:
         share, private = made.setdefault((client, identity), new_share(client, subject, identity))
-        signed = masking._signer(identity).sign(masking._statement(subject, client, share.public))
+        signed = pairwise_masks._signer(identity).sign(
+            pairwise_masks._statement(subject, client, share.public)
+        )
         return share._replace(signature=signed), private
 
     patch.setattr(site_masking, "new_share", old)
-    patch.setattr(masking, "set_digest", lambda *_: "")
+    patch.setattr(pairwise_masks, "set_digest", lambda *_: "")
 
 
 def mask_nothing(patch: pytest.MonkeyPatch) -> None:

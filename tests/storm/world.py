@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedadmm.core import clock, masking
+from fedadmm.core import clock, pairwise_masks
 from fedadmm.core.errors import FedADMMError
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Kind, RefusedError
@@ -145,8 +145,8 @@ class World:
 
     def _identify(self) -> None:
         """Identities, and the list of them, as `fedadmm deploy init` leaves them."""
-        own = {client: masking.new_identity() for client in range(self.clients)}
-        listed = {client: masking.public_identity(key).hex() for client, key in own.items()}
+        own = {client: pairwise_masks.new_identity() for client in range(self.clients)}
+        listed = {client: pairwise_masks.public_identity(key).hex() for client, key in own.items()}
         for node in self.nodes.values() if self.plan.masked else ():
             for name, data in (
                 ("identity", own[node.client].hex()),

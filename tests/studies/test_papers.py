@@ -105,7 +105,5 @@ def test_the_figures_draw_the_committed_results(name: str, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(ROOT / "docs/_figures"))
     figures = import_module("reproduction")
     drawn = (ROOT / f"docs/{name}.svg").read_text("utf-8")
-    assert f">{figures.described(name)}<" in drawn, (
-        "run python -m studies.papers page"
-    )
+    assert f">{figures.described(name)}<" in drawn, "run python -m studies.papers page"
     assert len(drawn) < 60_000

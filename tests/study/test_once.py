@@ -112,7 +112,7 @@ def test_each_file_of_a_run_directory_has_one_writer() -> None:
     source = Path(fedadmm.__file__).parent
     modules = list(source.rglob("*.py"))
     # The bundle of a deployment and Flower's own settings are not run directories.
-    others = {config.CONFIG: {"flower/configured.py", "flower/local/network.py"}}
+    others = {config.CONFIG: {"flower/configured.py", "flower/deploy/network.py"}}
     for name in sorted(NAMES):
         owners = {str(path.relative_to(source)) for path in modules if name in _constants(path)}
         owner = "study/config.py" if name == config.CONFIG else "study/run_dir.py"

@@ -50,7 +50,7 @@ def local(
     """
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
-    from fedadmm.flower.local.run import run_locally, stored_deployment
+    from fedadmm.flower.deploy.run import run_locally, stored_deployment
     from fedadmm.study.formatting import Table
 
     stored = None
@@ -109,7 +109,7 @@ def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
 
     if sites(resolved) is None:
         return None
-    from fedadmm.flower.local.run import compare
+    from fedadmm.flower.deploy.run import compare
     from fedadmm.study.run_dir import RunDir
 
     # The last model, like the others': one that was chosen would have an advantage.
@@ -137,7 +137,7 @@ def init(
     as_json: options.AsJson = False,
 ) -> None:
     """Write a project for several machines: app, keys, certificates and the exact commands."""
-    from fedadmm.flower.local.project import write_project
+    from fedadmm.flower.deploy.project import write_project
 
     made = write_project(folder, clients, host, port=port, rounds=rounds, features=features)
     if as_json:
@@ -161,7 +161,7 @@ def add_site(
     as_json: options.AsJson = False,
 ) -> None:
     """Write the folder of one more site, and say which commands let it take part."""
-    from fedadmm.flower.local.project import add_site as add
+    from fedadmm.flower.deploy.project import add_site as add
 
     made = add(folder)
     files = {"site": str(made.site), "commands": made.commands}
@@ -178,7 +178,7 @@ def remove_site(
     as_json: options.AsJson = False,
 ) -> None:
     """Say which commands take a site out of a federation, exactly and for good."""
-    from fedadmm.flower.local.project import remove_site as remove
+    from fedadmm.flower.deploy.project import remove_site as remove
 
     made = remove(folder, client)
     files = {"site": str(made.site), "commands": made.commands}
@@ -199,7 +199,7 @@ def gateway(
     ] = Path("keys"),
 ) -> None:
     """Let the sites' nodes reach a SuperLink, and nothing else of it be reached."""
-    from fedadmm.flower.local.gateway import run_gateway
+    from fedadmm.flower.deploy.gateway import run_gateway
 
     run_gateway(listen, superlink, keys)
 
@@ -224,7 +224,7 @@ def rotate_key(
     as_json: options.AsJson = False,
 ) -> None:
     """Give a site's node a new key; its state stays (docs: Real federations)."""
-    from fedadmm.flower.local.keys import rotate_node_key
+    from fedadmm.flower.deploy.keys import rotate_node_key
 
     made = rotate_node_key(site)
     text = f"carry   {made.public}  (to the server, which registers it for the old one)"
@@ -237,7 +237,7 @@ def identity(
     as_json: options.AsJson = False,
 ) -> None:
     """Make a site's identity for masked sums, where it has none (docs: Secure sums)."""
-    from fedadmm.flower.local.keys import make_identity
+    from fedadmm.flower.deploy.keys import make_identity
 
     public = make_identity(site)
     text = f"public  {public}  (for peers.json of every site; not by way of the server)"
@@ -252,7 +252,7 @@ def rotate_certificates(
     as_json: options.AsJson = False,
 ) -> None:
     """Make a new authority and certificate in KEYS/next (docs: Real federations)."""
-    from fedadmm.flower.local.keys import rotate_certificates as rotate
+    from fedadmm.flower.deploy.keys import rotate_certificates as rotate
 
     made = rotate(keys)
     text = f"carry   {made.public}  (to every site, as its ca.crt, before the server changes)"
@@ -269,7 +269,7 @@ def _written(files: dict[str, Any], text: str, as_json: bool) -> None:
 @commands.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Say which processes of a deployment run, how far the training is, how each site does."""
-    from fedadmm.flower.local.run import look
+    from fedadmm.flower.deploy.run import look
 
     found = look(folder)
     if as_json:
@@ -351,7 +351,7 @@ def ledger(state: _State, as_json: options.AsJson = False) -> None:
 @commands.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
 def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Take down whatever a local deployment left running; its run can be resumed."""
-    from fedadmm.flower.local.run import take_down
+    from fedadmm.flower.deploy.run import take_down
 
     ended = take_down(folder)
     if as_json:

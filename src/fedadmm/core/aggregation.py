@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
-from fedadmm.core import masking, trees
+from fedadmm.core import pairwise_masks, trees
 from fedadmm.core.compatibility import Feature
 from fedadmm.core.errors import ParameterError
 from fedadmm.core.messages import Upload
@@ -89,7 +89,7 @@ class MaskedSum(Aggregator):
     minimum: Annotated[int, Ge(3)] = 3
     bound: Positive | None = None
     step: Positive | None = None
-    group: Annotated[int, Ge(3), Le(masking.MOST // 2)] = 10
+    group: Annotated[int, Ge(3), Le(pairwise_masks.MOST // 2)] = 10
     noise: NotNegative = field(default=0.0, metadata=PYTHON_ONLY)
     """The largest standard deviation of a client's share of the noise, from the upload."""
 
@@ -113,10 +113,10 @@ class MaskedSum(Aggregator):
         return replace(self, bound=self.bound or norm, noise=spread)
 
     @property
-    def fixed_point(self) -> masking.FixedPoint:
+    def fixed_point(self) -> pairwise_masks.FixedPoint:
         """How entries become integers."""
         assert self.bound is not None, "refused before round 0"
-        return masking.fixed_point(self.bound, self.step, 2 * self.group - 1, self.noise)
+        return pairwise_masks.fixed_point(self.bound, self.step, 2 * self.group - 1, self.noise)
 
     def requires(self, run: Setup) -> Iterable[Feature]:
         """Only the sum of a round is revealed, in fixed-point words of equal length."""
@@ -182,12 +182,12 @@ class MaskedSum(Aggregator):
                 point, template = self.fixed_point, trees.clone(upload)
             words.append(point.encode(upload, share))
             if len(words) == 2 * self.group:
-                made = masking.rehearsed(words[: self.group])
+                made = pairwise_masks.rehearsed(words[: self.group])
                 total = made if total is None else total + made
                 words = words[self.group :]
         if point is None or template is None or (total is None and len(words) < self.minimum):
             return None
-        made = masking.rehearsed(words)
+        made = pairwise_masks.rehearsed(words)
         return point.decode(made if total is None else total + made, template)
 
 

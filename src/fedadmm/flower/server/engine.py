@@ -21,9 +21,9 @@ from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Brought, Sizes, vectors
 from fedadmm.flower.protocol.ledger import RefusedError, ServerLedger, Word, fold, mark_lost
-from fedadmm.flower.protocol.masking import hiding
+from fedadmm.flower.secure_aggregation.masked_messages import hiding
+from fedadmm.flower.secure_aggregation.masked_sums import Readiness
 from fedadmm.flower.server.exchange import Exchange, Roster, Seat
-from fedadmm.flower.server.masking import Readiness
 from fedadmm.flower.server.rundir import Journal
 from fedadmm.flower.server.tasks import Accepted, Broadcast, BroadcastType, Tasks
 from fedadmm.run.client import Job, aligned

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.codec import encode, pack
-from fedadmm.core.masking import Share, Words, summed
+from fedadmm.core.pairwise_masks import Share, Words, summed
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
-from fedadmm.flower.protocol.masking import (
+from fedadmm.flower.protocol.messages import Question
+from fedadmm.flower.secure_aggregation.masked_messages import (
     Demand,
     MetricSum,
     from_body,
@@ -30,9 +31,8 @@ from fedadmm.flower.protocol.masking import (
     read_share,
     write_set,
 )
-from fedadmm.flower.protocol.messages import Question
+from fedadmm.flower.secure_aggregation.masked_sums import agreed_groups
 from fedadmm.flower.server.exchange import Exchange, Roster
-from fedadmm.flower.server.masking import agreed_groups
 from fedadmm.flower.server.rundir import Journal
 from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target

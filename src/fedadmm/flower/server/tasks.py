@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from fedadmm.core.codec import digest, encode, pack
-from fedadmm.core.masking import Share, Words
 from fedadmm.core.messages import ClientInfo, Download
+from fedadmm.core.pairwise_masks import Share, Words
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admission, Admitted
 from fedadmm.flower.protocol.ledger import (
@@ -22,8 +22,8 @@ from fedadmm.flower.protocol.ledger import (
     Word,
     issue,
 )
-from fedadmm.flower.protocol.masking import Demand
 from fedadmm.flower.protocol.messages import answer_template, arrived, check_work, parcel
+from fedadmm.flower.secure_aggregation.masked_messages import Demand
 from fedadmm.flower.server.exchange import Arrival, Exchange, Roster, Seat
 from fedadmm.flower.server.rundir import Journal
 from fedadmm.run.client import Job, global_vector, message_template

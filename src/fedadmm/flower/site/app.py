@@ -31,7 +31,6 @@ from fedadmm.flower.protocol.ledger import (
     receive,
     reply_to,
 )
-from fedadmm.flower.protocol.masking import metric_words, read_set, subject, to_body
 from fedadmm.flower.protocol.messages import (
     Parcel,
     Question,
@@ -40,8 +39,7 @@ from fedadmm.flower.protocol.messages import (
     parcel_template,
     travelling,
 )
-from fedadmm.flower.site.gate import Gate
-from fedadmm.flower.site.masking import (
+from fedadmm.flower.secure_aggregation.held_uploads import (
     Masker,
     Origin,
     client_of,
@@ -49,6 +47,13 @@ from fedadmm.flower.site.masking import (
     last_acknowledged,
     masker,
 )
+from fedadmm.flower.secure_aggregation.masked_messages import (
+    metric_words,
+    read_set,
+    subject,
+    to_body,
+)
+from fedadmm.flower.site.gate import Gate
 from fedadmm.flower.site.policy import POLICY, SitePolicy
 from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.flower.local.keys import Certificates
+from fedadmm.flower.deploy.keys import Certificates
 
 _FOR_NODES = re.compile(r"/v1/fleet/[a-z-]+")
 _KEPT_HERE = frozenset(("host", "connection", "keep-alive", "upgrade", "authorization"))

@@ -15,8 +15,8 @@ from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.validation import Count, check
 from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
-from fedadmm.flower.local import network
-from fedadmm.flower.local.keys import (
+from fedadmm.flower.deploy import network
+from fedadmm.flower.deploy.keys import (
     Certificates,
     make_certificates,
     make_identities,
@@ -24,7 +24,7 @@ from fedadmm.flower.local.keys import (
     make_node_key,
     make_operator_key,
 )
-from fedadmm.flower.local.network import shell
+from fedadmm.flower.deploy.network import shell
 from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import config as configs

@@ -25,7 +25,8 @@ from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.codec import DamageError, Packed
 from fedadmm.core.errors import ConfigError, StateError
 from fedadmm.core.local_work import SolveInfo
-from fedadmm.core.masking import (
+from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
+from fedadmm.core.pairwise_masks import (
     RangeError,
     Share,
     Words,
@@ -34,13 +35,13 @@ from fedadmm.core.masking import (
     new_share,
     set_digest,
 )
-from fedadmm.core.messages import ClientInfo, ClientRecord, Download, Upload
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.ledger import Kind, Reply, Task, reply_to
-from fedadmm.flower.protocol.masking import (
+from fedadmm.flower.protocol.messages import Parcel
+from fedadmm.flower.secure_aggregation.masked_messages import (
     Demand,
     as_tensor,
     hiding,
@@ -52,7 +53,6 @@ from fedadmm.flower.protocol.masking import (
     write_demand,
     write_share,
 )
-from fedadmm.flower.protocol.messages import Parcel
 from fedadmm.flower.site.policy import SitePolicy
 from fedadmm.flower.site.state import SiteState
 from fedadmm.run.client import (

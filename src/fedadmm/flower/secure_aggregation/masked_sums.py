@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedadmm.core.aggregation import MaskedSum
-from fedadmm.core.masking import Share, Words, groups, summed
 from fedadmm.core.messages import ClientInfo, Download, PartialSum
+from fedadmm.core.pairwise_masks import Share, Words, groups, summed
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import Admitted, check_answers
 from fedadmm.flower.protocol.ledger import Kind, RefusedError, ServerLedger, Task, Word
-from fedadmm.flower.protocol.masking import (
+from fedadmm.flower.protocol.messages import check_work
+from fedadmm.flower.secure_aggregation.masked_messages import (
     Demand,
     body_size,
     from_body,
@@ -22,7 +23,6 @@ from fedadmm.flower.protocol.masking import (
     upload_template,
     write_set,
 )
-from fedadmm.flower.protocol.messages import check_work
 from fedadmm.flower.server.exchange import Arrival
 from fedadmm.flower.server.tasks import Accepted, Broadcast
 from fedadmm.run.client import Job

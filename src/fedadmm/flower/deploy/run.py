@@ -27,11 +27,11 @@ from fedadmm.flower.configured import (
     read_deployment,
     sites,
 )
+from fedadmm.flower.deploy.keys import make_identities
+from fedadmm.flower.deploy.network import LocalNetwork
+from fedadmm.flower.deploy.processes import PROCESSES, Group, end_group, recorded
+from fedadmm.flower.deploy.project import PACKAGE, write_configured
 from fedadmm.flower.federation import Patience
-from fedadmm.flower.local.keys import make_identities
-from fedadmm.flower.local.network import LocalNetwork
-from fedadmm.flower.local.processes import PROCESSES, Group, end_group, recorded
-from fedadmm.flower.local.project import PACKAGE, write_configured
 from fedadmm.flower.server.rundir import WAITING, read_events
 from fedadmm.flower.server.state import read_known
 from fedadmm.flower.site.policy import POLICY, written

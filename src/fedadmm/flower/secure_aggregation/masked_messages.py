@@ -23,8 +23,8 @@ from fedadmm.core import trees
 from fedadmm.core.aggregation import Aggregator, MaskedSum
 from fedadmm.core.codec import digest, encode, pack, unpack
 from fedadmm.core.local_work import SolveInfo
-from fedadmm.core.masking import FixedPoint, Share, Words
 from fedadmm.core.messages import ClientInfo, Download, Upload
+from fedadmm.core.pairwise_masks import FixedPoint, Share, Words
 from fedadmm.core.pipeline.postprocessors import joint_norm, vectors_of
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Word

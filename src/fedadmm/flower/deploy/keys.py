@@ -127,7 +127,7 @@ def make_node_key(path: Path) -> Path:
 
 def make_identity(site: Path) -> str:
     """A site's identity for masked sums, where it has none yet; returns what others pin."""
-    from fedadmm.core.masking import new_identity, public_identity
+    from fedadmm.core.pairwise_masks import new_identity, public_identity
 
     path = site / "identity"
     if not path.exists():

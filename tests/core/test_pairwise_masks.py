@@ -11,7 +11,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from fedadmm.core import masking
+from fedadmm.core import pairwise_masks
 from fedadmm.core.errors import ParameterError, StateError
 from support.rejections import naming
 
@@ -53,7 +53,7 @@ def reference_mask(private: bytes, other: bytes, shares, pair: tuple[int, int], 
 
 
 def parties(clients=(2, 5, 9)):
-    made = {client: masking.new_share(client, SUBJECT) for client in clients}
+    made = {client: pairwise_masks.new_share(client, SUBJECT) for client in clients}
     shares = [share for share, _ in made.values()]
     return shares, {client: private for client, (_, private) in made.items()}
 
@@ -61,7 +61,7 @@ def parties(clients=(2, 5, 9)):
 def test_what_is_sent_is_the_value_plus_the_masks_of_the_later_minus_those_of_the_earlier():
     shares, private = parties()
     values = np.arange(100, dtype=np.uint32)
-    sent = masking.masked(values, 5, private[5], SUBJECT, shares)
+    sent = pairwise_masks.masked(values, 5, private[5], SUBJECT, shares)
     early = reference_mask(private[5], shares[0].public, shares, (2, 5), 400)
     late = reference_mask(private[5], shares[2].public, shares, (5, 9), 400)
     expected = [
@@ -82,15 +82,15 @@ def test_masks_cancel_in_the_sum_of_the_whole_set_and_of_nothing_less(dtype):
     draws = np.random.default_rng(0)
     values = [draws.integers(0, np.iinfo(dtype).max, 50, dtype=dtype) for _ in range(4)]
     sent = [
-        masking.masked(v, client, private[client], SUBJECT, shares)
+        pairwise_masks.masked(v, client, private[client], SUBJECT, shares)
         for client, v in enumerate(values)
     ]
     top = 2 ** (8 * np.dtype(dtype).itemsize)
     total = [sum(int(v[k]) for v in values) % top for k in range(50)]
-    assert masking.summed(sent).tolist() == total
+    assert pairwise_masks.summed(sent).tolist() == total
     for left_out in range(4):
-        some = masking.summed([s for c, s in enumerate(sent) if c != left_out])
-        plain = masking.summed([v for c, v in enumerate(values) if c != left_out])
+        some = pairwise_masks.summed([s for c, s in enumerate(sent) if c != left_out])
+        plain = pairwise_masks.summed([v for c, v in enumerate(values) if c != left_out])
         assert (some == plain).mean() < 0.1
 
 
@@ -99,7 +99,7 @@ def test_no_two_pairs_rounds_or_sets_have_a_mask_in_common():
     zeros = np.zeros(64, np.uint64)
 
     def sent(subject, members):
-        return masking.masked(zeros, 2, private[2], subject, members)
+        return pairwise_masks.masked(zeros, 2, private[2], subject, members)
 
     found = [
         sent(SUBJECT, shares),
@@ -112,58 +112,58 @@ def test_no_two_pairs_rounds_or_sets_have_a_mask_in_common():
 
 
 def test_a_key_that_is_not_the_identitys_is_refused():
-    identities = {client: masking.new_identity() for client in range(3)}
-    pinned = {client: masking.public_identity(key) for client, key in identities.items()}
-    shares = [masking.new_share(c, SUBJECT, identities[c])[0] for c in range(3)]
-    masking.check_shares(SUBJECT, shares, pinned)
-    stranger = masking.new_share(1, SUBJECT, masking.new_identity())[0]
+    identities = {client: pairwise_masks.new_identity() for client in range(3)}
+    pinned = {client: pairwise_masks.public_identity(key) for client, key in identities.items()}
+    shares = [pairwise_masks.new_share(c, SUBJECT, identities[c])[0] for c in range(3)]
+    pairwise_masks.check_shares(SUBJECT, shares, pinned)
+    stranger = pairwise_masks.new_share(1, SUBJECT, pairwise_masks.new_identity())[0]
     swapped = shares[1]._replace(public=shares[2].public)
     for wrong in (stranger, swapped, shares[1]._replace(signature=b"")):
         with pytest.raises(StateError, match=naming("client 1")):
-            masking.check_shares(SUBJECT, [shares[0], wrong, shares[2]], pinned)
+            pairwise_masks.check_shares(SUBJECT, [shares[0], wrong, shares[2]], pinned)
     with pytest.raises(StateError, match=naming("client 0")):
-        masking.check_shares("update\nrun\n8", shares, pinned)
+        pairwise_masks.check_shares("update\nrun\n8", shares, pinned)
     with pytest.raises(StateError, match=naming("client 2")):
-        masking.check_shares(SUBJECT, shares, {0: pinned[0], 1: pinned[1]})
+        pairwise_masks.check_shares(SUBJECT, shares, {0: pinned[0], 1: pinned[1]})
     with pytest.raises(StateError, match="each once, in order"):
-        masking.check_shares(SUBJECT, [shares[0], shares[0], shares[1]], pinned)
+        pairwise_masks.check_shares(SUBJECT, [shares[0], shares[0], shares[1]], pinned)
     with pytest.raises(StateError, match="no proper one"):  # a point that makes any secret zero
-        masking.masked(
+        pairwise_masks.masked(
             np.zeros(1, np.uint32),
             0,
             bytes(range(32)),
             SUBJECT,
-            [shares[0], masking.Share(1, bytes(32))],
+            [shares[0], pairwise_masks.Share(1, bytes(32))],
         )
 
 
 @pytest.mark.parametrize(("step", "bits"), [(None, 32), (1e-6, 32), (9e-10, 64), (1e-15, 64)])
 def test_the_largest_sums_that_may_come_fit_into_the_word(step, bits):
-    point = masking.fixed_point(2.0, step, members=199)
+    point = pairwise_masks.fixed_point(2.0, step, members=199)
     assert point.bits == bits
     shares = [1 / 199] * 199
     for sign in (1.0, -1.0):
-        largest = torch.full((3,), sign * 2.0 * (1 + masking.SLACK), dtype=torch.float64)
+        largest = torch.full((3,), sign * 2.0 * (1 + pairwise_masks.SLACK), dtype=torch.float64)
         words = [point.encode((largest,), share) for share in shares]
-        (found,) = point.decode(masking.summed(words), (largest,))
+        (found,) = point.decode(pairwise_masks.summed(words), (largest,))
         np.testing.assert_allclose(found, largest, atol=199 * point.step / 2 + 1e-12)
 
 
 def test_a_word_without_headroom_and_an_entry_above_the_bound_are_refused():
     with pytest.raises(ParameterError, match=naming("64 bits")):
-        masking.fixed_point(2.0, 1e-19)
-    point = masking.fixed_point(2.0, None)
+        pairwise_masks.fixed_point(2.0, 1e-19)
+    point = pairwise_masks.fixed_point(2.0, None)
     for wrong in (2.01, -2.01, float("nan"), float("inf")):
-        with pytest.raises(masking.RangeError, match=naming("bound 2")):
+        with pytest.raises(pairwise_masks.RangeError, match=naming("bound 2")):
             point.encode((torch.tensor([0.0, wrong]),), 1.0)
-    exact = masking.fixed_point(1.0, 2.0**-40, members=3, noise=1.0)
+    exact = pairwise_masks.fixed_point(1.0, 2.0**-40, members=3, noise=1.0)
     assert exact.bits == 64
-    assert masking.fixed_point(1.0, 2.0**-30, members=3).bits == 32
-    assert masking.fixed_point(1.0, 2.0**-30, members=3, noise=1.0).bits == 64
+    assert pairwise_masks.fixed_point(1.0, 2.0**-30, members=3).bits == 32
+    assert pairwise_masks.fixed_point(1.0, 2.0**-30, members=3, noise=1.0).bits == 64
 
 
 def test_rounding_is_to_the_nearest_step_and_shapes_and_types_come_back():
-    point = masking.FixedPoint(10.0, 0.25, 32)
+    point = pairwise_masks.FixedPoint(10.0, 0.25, 32)
     tree = (torch.tensor([[0.3, -0.4], [9.0, 0.0]]), None, torch.tensor([1.1], dtype=torch.float64))
     matrix, nothing, number = point.decode(point.encode(tree, 0.5), tree)
     assert matrix.tolist() == [[0.25, -0.25], [4.5, 0.0]]
@@ -172,18 +172,18 @@ def test_rounding_is_to_the_nearest_step_and_shapes_and_types_come_back():
 
 
 def test_counts_keep_forty_bits_behind_the_point_and_their_sums_fit():
-    point = masking.fixed_point(1.0, None)
+    point = pairwise_masks.fixed_point(1.0, None)
     rows = [[3.0, 1.25e-7, 1e300], [2.0**22, 0.5, float("nan")], [-1.0, 7.75, 2.0]]
-    words = masking.summed([point.counts(row) for row in rows])
+    words = pairwise_masks.summed([point.counts(row) for row in rows])
     found = point.total(words)
     expected = [2.0**22 + 3, 8.25 + 1.25e-7, 2.0**23 + 1]
     np.testing.assert_allclose(found, expected, rtol=0, atol=3 * 2.0**-40)
-    most = masking.summed([point.counts([2.0**23 - 2.0**-30])] * masking.MOST)
-    np.testing.assert_allclose(point.total(most), masking.MOST * (2.0**23 - 1), rtol=1e-6)
+    most = pairwise_masks.summed([point.counts([2.0**23 - 2.0**-30])] * pairwise_masks.MOST)
+    np.testing.assert_allclose(point.total(most), pairwise_masks.MOST * (2.0**23 - 1), rtol=1e-6)
 
 
 def test_noise_has_the_spread_that_is_asked_for_and_goes_in_before_the_rounding():
-    point = masking.fixed_point(1.0, None, members=3, noise=0.5)
+    point = pairwise_masks.fixed_point(1.0, None, members=3, noise=0.5)
     tree = (torch.zeros(4000, dtype=torch.float64),)
     (found,) = point.decode(point.encode(tree, 1.0, noise=0.5), tree)
     (again,) = point.decode(point.encode(tree, 1.0, noise=0.5), tree)
@@ -193,6 +193,6 @@ def test_noise_has_the_spread_that_is_asked_for_and_goes_in_before_the_rounding(
 
 @pytest.mark.parametrize("members", [3, 9, 10, 19, 20, 39, 50, 101])
 def test_groups_hold_everybody_once_and_ten_to_nineteen(members):
-    made = masking.groups(range(members), 10)
+    made = pairwise_masks.groups(range(members), 10)
     assert [c for group in made for c in group] == list(range(members))
     assert all(10 <= len(group) < 20 for group in made) or (len(made) == 1 and members < 10)

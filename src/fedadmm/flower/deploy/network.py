@@ -13,9 +13,9 @@ from typing import Any
 
 from fedadmm.core import signals
 from fedadmm.core.errors import EngineError
-from fedadmm.flower.local import processes
-from fedadmm.flower.local.keys import Certificates, make_certificates, make_node_key
-from fedadmm.flower.local.processes import Group
+from fedadmm.flower.deploy import processes
+from fedadmm.flower.deploy.keys import Certificates, make_certificates, make_node_key
+from fedadmm.flower.deploy.processes import Group
 
 CONNECTION = "fedadmm"
 _START = 60.0

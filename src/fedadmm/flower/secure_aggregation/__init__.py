@@ -1,0 +1,1 @@
+"""Secure aggregation by pairwise masking: messages, the server's sums, the sites' held uploads."""
