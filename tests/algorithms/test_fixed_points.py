@@ -43,11 +43,11 @@ from fedadmm.core.schedules import Schedule
 from fedadmm.run.components import round_components
 from fedadmm.run.loop import run_round
 from fedadmm.run.record import Stopwatch
-from fedadmm.run.simulate import make_job
 from fedadmm.run.state import RunState
 from fedadmm.run.stores import MemoryStore
 from support import reference
 from support.federations import WEIGHTS, Federation, distance, federation
+from support.jobs import job_of
 
 CHANGE = 7
 """The round in which every schedule changes."""
@@ -208,7 +208,7 @@ def moved(case: Case, kind: str, sampler: Any, exact: bool, weights: Any) -> flo
     at, method = solution(given, kind), case.method
     work = {"stop": None} | local_work(method, exact)
     local = LocalWork(work["solver"], work["stop"], case.start)
-    job = make_job(method, given.problem, local, 3, at.x)
+    job = job_of(method, given.problem, local, 3, at.x)
     store = MemoryStore()
     server, clients = at_rest(method, at)
     store.bind(ClientRecord(clients[0]), None)

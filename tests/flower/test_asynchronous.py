@@ -15,8 +15,8 @@ from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.core.messages import Download
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import run_client
-from fedadmm.run.simulate import make_job
 from fedadmm.run.stores import MemoryStore
+from support.jobs import job_of
 
 from .harness import (
     CLIENTS,
@@ -54,7 +54,7 @@ def by_hand(settings, order):
     """Algorithm 2 of the paper: an independent loop that replays the order of arrivals."""
     run, initial = settings.experiment, settings.problem.initial
     algorithm = run.algorithm
-    job = make_job(algorithm, fa.Problem(objectives()), run.local, run.seed, initial)
+    job = job_of(algorithm, fa.Problem(objectives()), run.local, run.seed, initial)
     server, store = algorithm.init_server(initial), MemoryStore()
     casts = {client: algorithm.broadcast(server, Round(0, 0)) for client in range(CLIENTS)}
     done: Counter[int] = Counter()

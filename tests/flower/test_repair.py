@@ -14,8 +14,8 @@ from fedadmm.core.messages import Download
 from fedadmm.core.regularizers import L1, Zero
 from fedadmm.core.rng import derive
 from fedadmm.run.client import run_client
-from fedadmm.run.simulate import make_job
 from fedadmm.run.stores import MemoryStore
+from support.jobs import job_of
 
 from .harness import CLIENTS, contribution, objectives, tracked
 
@@ -53,7 +53,7 @@ def play(algorithm, regularizer, cohorts):
     initial = torch.linspace(-1, 1, 6, dtype=torch.float64)
     problem = fa.Problem(objectives(), regularizer).to(torch.float64)
     solver = fa.SGD(lr=0.1, batch_size=10)
-    job = make_job(algorithm, problem, LocalWork(solver, fa.Epochs(1)), 0, initial)
+    job = job_of(algorithm, problem, LocalWork(solver, fa.Epochs(1)), 0, initial)
     server, store, past = algorithm.init_server(initial), MemoryStore(), {}
     for number, cohort in enumerate(cohorts):
         cast = algorithm.broadcast(server, Round(number, derive(0, "b", number)))

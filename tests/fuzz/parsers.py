@@ -38,12 +38,12 @@ from fedadmm.data.partitions import Partition
 from fedadmm.run import resuming
 from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, record_layout
-from fedadmm.run.simulate import make_job
 from fedadmm.study import config as configs
 from fedadmm.study import sweep
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import RunDir, read_json, read_run
 from support.commands import SMALL
+from support.jobs import job_of
 from support.resumable import problem, run
 
 with warnings.catch_warnings():
@@ -264,7 +264,7 @@ def _site(folder: Path, job: Job) -> Parser:
 def _checkpoints(folder: Path) -> Iterator[Parser]:
     directory = folder / "checkpoint"
     run(3, checkpoints=Checkpoints(directory))
-    job = make_job(fa.FedADMM(rho=0.5), problem(), LocalWork(fa.SGD(lr=0.1)), 3, problem().start(3))
+    job = job_of(fa.FedADMM(rho=0.5), problem(), LocalWork(fa.SGD(lr=0.1)), 3, problem().start(3))
     manifest = sorted(directory.glob("*.json"))[-1]
     tensors = next(directory.glob("*.server.safetensors")).read_bytes()
     document = codec.read_json(manifest)

@@ -123,9 +123,10 @@ def _verdict(tree: Path, mutant: Mutant, log: Path) -> int:
 
 def main(word: str = "") -> int:
     mutants = [mutant for mutant in load() if word in mutant.does]
-    for mutant in mutants:
-        if (found := mutant.occurrences(ROOT)) != 1:
-            sys.exit(f"{mutant.does}: its text occurs {found} times in {mutant.file}, not once")
+    drifted = [mutant for mutant in mutants if mutant.occurrences(ROOT) != 1]
+    if drifted:
+        names = "".join(f"\n  {mutant.file}: {mutant.does}" for mutant in drifted)
+        sys.exit(f"the text of these mutants does not occur once in its file:{names}")
     import scipy.optimize  # noqa: F401  every child inherits what is imported here
     import torch
 

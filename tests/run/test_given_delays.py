@@ -14,7 +14,6 @@ import fedadmm as fa
 from fedadmm.core.local_work import LocalWork
 from fedadmm.data import problems
 from fedadmm.run.checkpoint import Checkpoints
-from fedadmm.run.simulate import make_job
 from fedadmm.theory import async_feddr_bound
 from fedadmm.theory.certificates import certify
 from support.certified import assert_holds, certified, curves
@@ -30,6 +29,7 @@ from support.federations import (
     weighted_mean,
 )
 from support.given_delays import GivenDelays
+from support.jobs import job_of
 from support.records import untimed
 from support.rejections import naming
 
@@ -173,9 +173,7 @@ def test_the_certificate_uses_the_constants_that_are_set(law, tau):
 )
 def test_several_clients_in_a_step_are_not_certified(sampler):
     problem = problems.load("quadratics", clients=6, dimension=4)
-    job = make_job(
-        fa.AsyncFedDR(0.2, 0.4), problem, LocalWork(fa.ExactSolver()), 0, problem.start(0)
-    )
+    job = job_of(fa.AsyncFedDR(0.2, 0.4), problem, LocalWork(fa.ExactSolver()), 0, problem.start(0))
     with pytest.raises(fa.errors.CompatibilityError, match=naming("certificate")):
         certify("auto", job, sampler, GivenDelays(1))
 

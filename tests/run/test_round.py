@@ -22,9 +22,9 @@ from fedadmm.run.engines import VirtualTime
 from fedadmm.run.engines.choice import SequentialEngine
 from fedadmm.run.record import Record
 from fedadmm.run.round_callbacks import RunPlan
-from fedadmm.run.simulate import make_job
 from fedadmm.run.stores import MemoryStore
 from support.federations import WEIGHTS, Chosen, federation, run, snapshots
+from support.jobs import job_of
 from support.models import small_federation
 from support.records import untimed
 from support.rejections import naming
@@ -385,7 +385,7 @@ def test_two_callbacks_must_not_report_one_name():
     def look(*tools: One) -> Record:
         method, solver, store = fa.FedADMM(1.0), fa.ExactSolver(), MemoryStore()
         local = LocalWork(solver, fa.Epochs(1))
-        job = make_job(method, given.problem, local, 0, given.initial)
+        job = job_of(method, given.problem, local, 0, given.initial)
         plan = RunPlan(1, fa.Evaluation(), callbacks=[Attached(tool) for tool in tools])
         parts = (fa.FullParticipation(), SequentialEngine(job, store), store)
         return next(loop.run(job, *parts, plan, loop.initial_state(job, plan))).record

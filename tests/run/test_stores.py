@@ -16,8 +16,8 @@ import fedadmm as fa
 from fedadmm.core import codec, files
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.messages import ClientRecord
-from fedadmm.run.simulate import make_job
 from fedadmm.run.stores import DiskStore, MemoryStore, disk, records, segments
+from support.jobs import job_of
 from support.rejections import naming
 from support.resumable import fingerprints, run
 
@@ -28,7 +28,7 @@ INITIAL = torch.zeros(SIZE, dtype=torch.float64)
 
 def bound(store: Any, algorithm: Any = METHOD) -> Any:
     problem = fa.Problem([fa.Quadratic(torch.eye(len(INITIAL)), INITIAL)])
-    store.bind(*records.layout(make_job(algorithm, problem, LocalWork(), 0, INITIAL)))
+    store.bind(*records.layout(job_of(algorithm, problem, LocalWork(), 0, INITIAL)))
     return store
 
 
