@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 UPWARDS = {
     "core/trees.py": "import fedadmm.run.loop",
     "algorithms/fed_avg.py": "import fedadmm.run.callbacks",
-    "run/noise.py": "import fedadmm.theory.gong",
+    "run/privacy.py": "import fedadmm.theory.gong",
     "run/experiment.py": "if TYPE_CHECKING:\n    from fedadmm.data import models",
     "study/spec.py": "import fedadmm.flower.federation",
     "flower/federation.py": "import fedadmm.cli.options",

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedadmm.study import formatting
-from fedadmm.study.formatting import Table
-from fedadmm.study.formatting import markdown as as_text
+from fedadmm.study.formatting import Table, markdown as as_text
 
 _WIDTH = 48
 """Characters between the first and the last mean rank of a picture."""

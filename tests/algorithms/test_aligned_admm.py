@@ -38,8 +38,7 @@ from support.federations import (
 )
 from support.given_delays import GivenDelays
 from support.rejections import naming
-from support.resumable import assert_continued, interrupted
-from support.resumable import run as resumable_run
+from support.resumable import assert_continued, interrupted, run as resumable_run
 
 PROX = {
     "none": (None, lambda v, t: v),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given as hypothesis_given
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given as hypothesis_given, settings, strategies as st
 
 import fedadmm as fa
 from fedadmm.core.rng import derive, uniform

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given as hypothesis_given
-from hypothesis import strategies as st
+from hypothesis import given as hypothesis_given, strategies as st
 
 import fedadmm as fa
 from fedadmm.algorithms.fed_admm_state import Message

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given as hypothesis_given
-from hypothesis import strategies as st
+from hypothesis import given as hypothesis_given, strategies as st
 
 import fedadmm as fa
 from support import reference

@@ -115,7 +115,7 @@ def test_stale_updates_are_rejected_with_the_methods_that_tolerate_them(name, en
 
 @pytest.mark.parametrize("name", INTOLERANT)
 def test_an_asynchronous_deployment_rejects_them_as_well(name):
-    with pytest.raises(fa.FedADMMError, match=naming(f"{name} {INSTEAD}")):
+    with pytest.raises(fa.FedADMMError, match=naming(f"Federation.mode 'asynchronous' {name}")):
         Federation(INTOLERANT[name], 3, 2, initial=GIVEN.initial, mode="asynchronous")
 
 

@@ -34,8 +34,7 @@ from fedadmm.core.compatibility import default_requirements
 from fedadmm.core.contracts import LocalNeeds, LocalResult, Requirements
 from fedadmm.run.engines import VirtualTime
 from support.federations import WEIGHTS, Federation, assert_same, federation, run, snapshots
-from support.minimal import Accepting, Move, expected
-from support.minimal import run as minimal_run
+from support.minimal import Accepting, Move, expected, run as minimal_run
 from test_properties import DETERMINISTIC, ROWS, cohort
 
 ROUNDS = 8

@@ -273,7 +273,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no solve": ({"algorithm": fa.FedSGD(0.1)}, "algorithm FedSGD DPSGD"),
     "drawn steps": ({"algorithm": fa.Scaffnew(0.5)}, "algorithm Scaffnew DPSGD"),
     "rule": ({"stop": fa.stopping.GradientTolerance(0.1)}, "stop GradientTolerance DPSGD"),
-    "both": ({"pipeline": UPLOAD}, "upload GaussianNoise DPSGD"),
+    "both": ({"pipeline": UPLOAD}, "pipeline GaussianNoise DPSGD"),
     "delta": ({"solver": solver(delta=0.03)}, "delta 0.03 0.025"),
     "budget": ({"solver": solver(budget=0.5)}, "budget 0.5 client 0"),
 }

@@ -13,8 +13,7 @@ from fedadmm.algorithms import REGISTRY
 from fedadmm.core.compatibility import default_requirements
 from fedadmm.core.local_work import STARTS
 from support import reference
-from support.engines import ALGORITHMS, PROBLEMS
-from support.engines import run as short_run
+from support.engines import ALGORITHMS, PROBLEMS, run as short_run
 from support.federations import ROUNDS, WEIGHTS, Federation, assert_same, federation, run
 from support.rejections import naming
 

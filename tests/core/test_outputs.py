@@ -22,8 +22,7 @@ from support.commands import SMALL
 from support.federations import WEIGHTS, federation, run
 from support.models import small_federation
 from support.rejections import naming
-from support.resumable import assert_continued, interrupted
-from support.resumable import run as resumable_run
+from support.resumable import assert_continued, interrupted, run as resumable_run
 
 RANDOM = fa.outputs.RandomIterate()
 

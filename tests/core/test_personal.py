@@ -18,8 +18,7 @@ from fedadmm.core.objectives import losses
 from fedadmm.core.objectives.flat import FlatModule
 from support import resumable
 from support.engines import ALGORITHMS, PROBLEMS, assert_same_run, run
-from support.federations import WEIGHTS, Array, assert_same, federation
-from support.federations import run as run_quadratics
+from support.federations import WEIGHTS, Array, assert_same, federation, run as run_quadratics
 from support.rejections import naming
 
 LR, STEPS, WEIGHT, RHO, ROUNDS = 0.05, 4, 0.7, 1.3, 12

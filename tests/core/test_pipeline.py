@@ -276,11 +276,11 @@ def test_an_adaptive_bound_finds_the_quantile():
 
 
 WRONG = {
-    "order": ([fa.Quantise(8), fa.TopK(2)], "upload Quantise TopK"),
-    "twice": ([fa.TopK(2), fa.RandomK(2)], "upload TopK RandomK"),
+    "order": ([fa.Quantise(8), fa.TopK(2)], "pipeline quantise top-k"),
+    "twice": ([fa.TopK(2), fa.RandomK(2)], "pipeline top-k random-k"),
     "nothing": ([fa.TopK(0.1)], "TopK keep 0.1 4"),
     "too many": ([fa.RandomK(5)], "RandomK keep 5 4"),
-    "no clip": ([fa.GaussianNoise(1.0)], "upload GaussianNoise"),
+    "no clip": ([fa.GaussianNoise(1.0)], "pipeline GaussianNoise Clip"),
     "delta": ([fa.Clip(1.0), fa.GaussianNoise(1.0, 0.2)], "delta 0.2"),
     "budget": ([fa.Clip(1.0), fa.GaussianNoise(0.1, budget=0.5)], "budget 0.5"),
 }

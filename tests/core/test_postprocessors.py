@@ -185,7 +185,7 @@ def test_noise_has_the_scale_of_the_largest_influence_of_a_client():
     drawn = KeyedGenerator(KEY).normal(vector(0.0, 0.0), "delta")
     torch.testing.assert_close(found.total.message.delta, vector(1.0, 2.0) + 2.25 * drawn)
     assert found.total.message.count.tolist() == [7.0]
-    assert (found.received.size, found.received.weight) == (3, 0.4)
+    assert (found.cohort.size, found.cohort.weight) == (3, 0.4)
     assert state is None
 
 
@@ -201,7 +201,7 @@ def test_a_round_without_participants_is_noise_alone():
     )
     drawn = KeyedGenerator(KEY).normal(vector(0.0, 0.0), "delta")
     torch.testing.assert_close(found.total.message.delta, 0.5 * drawn)
-    assert found.received.size == 1
+    assert found.cohort.size == 1
 
 
 @pytest.mark.parametrize(("multiplier", "size"), [(1.0, 100.0), (3.0, 10.0)])
@@ -268,7 +268,7 @@ def test_without_postprocessors_nothing_changes():
     ],
 )
 def test_postprocessors_have_an_order(stages):
-    with pytest.raises(fa.errors.ParameterError, match=naming(f"upload {stages[0].name}")):
+    with pytest.raises(fa.errors.ParameterError, match=naming(f"pipeline {stages[0].name}")):
         UpdatePipeline.of(stages)
 
 
@@ -291,10 +291,10 @@ class Diminishing(Postprocessor):
 
     def on_aggregate(self, aggregate: Aggregate, state: float | None, context: Any) -> Any:
         total = aggregate.total
-        reported = float(total.statistics) / aggregate.received.weight
+        reported = float(total.statistics) / aggregate.cohort.weight
         assert reported == pytest.approx(state)  # every client reports what it was sent
         message = total.message._replace(delta=total.message.delta / state)
-        return Aggregate(total._replace(message=message), aggregate.received), state + 1
+        return Aggregate(total._replace(message=message), aggregate.cohort), state + 1
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])

@@ -16,8 +16,7 @@ from fedadmm.core.contracts import LocalNeeds, LocalProblem
 from fedadmm.core.local_work import SolveContext
 from support import resumable
 from support.engines import PROBLEMS, assert_same_run, run
-from support.federations import WEIGHTS, Array, assert_same, federation
-from support.federations import run as run_quadratics
+from support.federations import WEIGHTS, Array, assert_same, federation, run as run_quadratics
 from support.rejections import naming
 
 STEPS, RHO = 4, 1.3

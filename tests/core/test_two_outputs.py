@@ -9,8 +9,7 @@ import pytest
 
 import fedadmm as fa
 from support.rejections import naming
-from support.resumable import assert_continued, interrupted, untimed
-from support.resumable import run as resumable_run
+from support.resumable import assert_continued, interrupted, run as resumable_run, untimed
 
 METRICS = ("loss", "objective", "gradient_mapping")
 BOTH = fa.outputs.TwoOutputs("last-iterate", "random-iterate")

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_files import heart_bytes, idx_bytes, leaf_bytes
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedadmm.core.errors import DataError
 from fedadmm.data import tabular

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import write
-from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset as TorchDataset, TensorDataset
 
 from fedadmm.core.errors import DataError
 from fedadmm.data import (

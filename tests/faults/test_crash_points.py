@@ -9,8 +9,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from fedadmm.core import codec
-from fedadmm.core import files as core_files
+from fedadmm.core import codec, files as core_files
 from fedadmm.run.checkpoint import Checkpoints
 from support.resumable import fingerprints, make_store, run, untimed
 

@@ -29,17 +29,16 @@ from fedadmm.core import codec
 from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError, DataError, EngineError, FedADMMError, StateError
 from fedadmm.core.local_work import LocalWork
-from fedadmm.core.outputs import LastIterate
 from fedadmm.data import tabular
 from fedadmm.data.loaders.heart import read_hospital
 from fedadmm.data.loaders.leaf import read_leaf
 from fedadmm.data.loaders.pictures import read_batch, read_idx
 from fedadmm.data.partitions import Partition
-from fedadmm.run import resuming
+from fedadmm.run import resume as resuming
 from fedadmm.run.checkpoint import Checkpoint, Checkpoints
 from fedadmm.run.client import Job, record_layout
-from fedadmm.study import config as configs
-from fedadmm.study import sweep
+from fedadmm.run.round_callbacks import RunPlan
+from fedadmm.study import config as configs, sweep
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import RunDir, read_json, read_run
 from support.commands import SMALL
@@ -53,8 +52,7 @@ with warnings.catch_warnings():
 from fedadmm.flower.configured import Deployment, read_deployment
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.protocol import messages as arriving
-from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol import messages as arriving, wire
 from fedadmm.flower.protocol.admission import Admission, Brought, seal
 from fedadmm.flower.protocol.ledger import Entry, Kind, RefusedError, Reply, ServerLedger, Task
 from fedadmm.flower.protocol.messages import (
@@ -67,6 +65,9 @@ from fedadmm.flower.site.state import PENDING, SiteState
 from fedadmm.run.loop import initial_state
 
 Parse = Callable[[bytes], object]
+
+
+PLAN = RunPlan(3, fa.Evaluation())
 
 
 class Parser(NamedTuple):
@@ -218,7 +219,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
     server = folder / "server"
     state = ServerState(server, True, fingerprint(settings, job))
     saved = Saved(
-        initial_state(job), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, 1, 0,
+        initial_state(job, PLAN), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, 1, 0,
         {1: Brought(2, [{"upload.message.increment": 2.0}], {"upload.message.increment": 2.0})},
     )  # fmt: skip
     state.save(saved, {})
@@ -228,7 +229,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
     values = json.loads(str(packed.plain.pop("values")))
 
     def load(_: object = None) -> None:
-        state.load(initial_state(job))
+        state.load(initial_state(job, PLAN))
         read_known(server)
 
     def load_values(document: Any) -> None:
@@ -274,7 +275,7 @@ def _checkpoints(folder: Path) -> Iterator[Parser]:
         kept = Checkpoints(directory)._good()[0]
         server = codec.read(directory / kept.server["file"])
         found = Checkpoint(kept.round, server.tensors, kept.values)
-        resuming.restored(job, found, LastIterate())
+        resuming.restored(job, found, PLAN)
 
     def resume_signed(changed: Any) -> None:
         if isinstance(changed, dict):

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fuzz.fuzzing import CORPUS, Finding, fuzz, judged
 from fuzz.parsers import Parser, all_parsers, quiet

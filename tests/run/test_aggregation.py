@@ -63,8 +63,8 @@ REJECTED = {
         {"method": fa.FedAsync(), "engine": fa.engines.VirtualTime(mode="async")},
         "engine Median",
     ),
-    "noise": ({"pipeline": [fa.Clip(1.0), fa.GaussianNoise(1.0)]}, "upload GaussianNoise Median"),
-    "Ray": ({"engine": fa.engines.Ray()}, "aggregate Median Ray Sequential"),
+    "noise": ({"pipeline": [fa.Clip(1.0), fa.GaussianNoise(1.0)]}, "pipeline GaussianNoise Median"),
+    "Ray": ({"engine": fa.engines.Ray()}, "aggregator Median Ray Sequential"),
 }
 
 
@@ -77,7 +77,7 @@ def test_an_aggregator_of_single_updates_is_rejected_where_only_sums_are_right(c
 
 def test_a_deployment_aggregates_with_the_same_component():
     options = {"solver": fa.SGD(0.1), "initial": torch.zeros(2), "aggregator": Median()}
-    assert Federation(fa.FedAvg(), 3, 2, **options).server_job().aggregate == Median()
+    assert Federation(fa.FedAvg(), 3, 2, **options).server_job().aggregator == Median()
     with pytest.raises(fa.errors.CompatibilityError, match=naming("algorithm FedADMM Median")):
         Federation(fa.FedADMM(1.0), 3, 2, **options).server_job()
 
@@ -85,6 +85,6 @@ def test_a_deployment_aggregates_with_the_same_component():
 def test_a_configuration_names_it():
     assert resolve({}).tree["aggregator"] == {"name": "sum"}
     external = {"aggregator": {"name": "support.strangers:Median"}}
-    assert resolve(external).aggregate == Median()
+    assert resolve(external).aggregator == Median()
     with pytest.raises(fa.errors.ConfigError, match=naming("aggregator.name 'mean'")):
         resolve({"aggregator": {"name": "mean"}})

@@ -160,7 +160,7 @@ KINDS: dict[str, Any] = {
 
 
 def chosen(kind: str, component: Any) -> dict[str, Any]:
-    given = [component] if kind == "upload" else component
+    given = [component] if kind == "pipeline" else component
     return {"algorithm": fa.FedAvg(), "solver": SGD, kind: given}
 
 

@@ -16,11 +16,9 @@ from fedadmm.run.metrics import metric
 from fedadmm.study.compare import compare, plan
 from fedadmm.study.report.panels import sections
 from fedadmm.study.report.summaries import final_metrics
-from support.commands import SMALL, call
-from support.commands import read_content as read
+from support.commands import SMALL, call, read_content as read
 from support.rejections import naming
-from support.resumable import problem
-from support.resumable import run as simulated
+from support.resumable import problem, run as simulated
 
 
 def losses(found: fa.Problem, params: torch.Tensor) -> np.ndarray:

@@ -100,7 +100,7 @@ def test_the_sum_of_many_is_made_in_groups_and_is_the_sum(monkeypatch):
 
 def test_a_round_with_too_few_replies_ends_the_run_with_the_reason():
     sampler = fa.BernoulliSampling(0.2)
-    with pytest.raises(fa.errors.EngineError, match=naming("clients MaskedSum")):
+    with pytest.raises(fa.errors.EngineError, match=naming("MaskedSum.minimum participants")):
         run(fa.FedADMM(1.0), MaskedSum(bound=50.0), rounds=60, sampler=sampler)
 
 
@@ -120,7 +120,7 @@ REFUSED = {
         {"problem": problem(2), "pipeline": [fa.Clip(1.0)]},
         "sampler FullParticipation 2 MaskedSum.minimum 3",
     ),
-    "compressed": ({"pipeline": [fa.Clip(1.0), fa.TopK(2)]}, "upload MaskedSum TopK"),
+    "compressed": ({"pipeline": [fa.Clip(1.0), fa.TopK(2)]}, "pipeline MaskedSum TopK"),
     "asynchronous": (
         {
             "method": fa.FedDR(1.0),
@@ -135,7 +135,7 @@ REFUSED = {
     ),
     "ray": (
         {"pipeline": [fa.Clip(1.0)], "engine": fa.engines.Ray()},
-        "aggregate MaskedSum Ray Sequential",
+        "aggregator MaskedSum Ray Sequential",
     ),
 }
 

@@ -257,7 +257,6 @@ def test_options_are_checked() -> None:
 ENDLESS = """
 import time, torch
 import fedadmm as fa
-from support.rejections import naming
 
 class Slow(fa.LeastSquares):
     def gradient(self, params, rows=None):
@@ -270,7 +269,8 @@ class Slow(fa.LeastSquares):
 
 clients = [Slow(torch.ones(2, 2), torch.ones(2)) for _ in range(4)]
 problem = fa.Problem(clients, initial=torch.ones(2))
-fa.simulate(fa.FedAvg(), problem, 10**6, solver=fa.SGD(0.1), engine=Workers(2), evaluate=False)
+engine = fa.engines.Workers(2)
+fa.simulate(fa.FedAvg(), problem, 10**6, solver=fa.SGD(0.1), engine=engine, evaluate=False)
 """
 
 

@@ -21,8 +21,7 @@ from fedadmm.core.pipeline import Sent, Uploads
 from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.secure_aggregation import held_uploads as site_masking
 from fedadmm.flower.server.service import Service
-from fedadmm.flower.site import app as site
-from fedadmm.flower.site import gate
+from fedadmm.flower.site import app as site, gate
 from fedadmm.flower.site.state import SiteAccount, SiteState
 
 from .books import Violation

@@ -18,8 +18,7 @@ from fedadmm.study.recipes import plan as plan_reproduction
 from fedadmm.study.reproduce import reproduce
 from fedadmm.study.runner import run_study
 from fedadmm.study.spec import Cell, Study
-from fedadmm.study.sweep import Axis, sweep
-from fedadmm.study.sweep import plan as plan_sweep
+from fedadmm.study.sweep import Axis, plan as plan_sweep, sweep
 from support.commands import SMALL, call, write_small
 
 METHODS = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm", "scaffold")]

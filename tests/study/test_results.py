@@ -15,8 +15,7 @@ from scipy import stats
 
 from fedadmm.run.evaluation import Target
 from fedadmm.study import formatting, results
-from fedadmm.study.recipes import load
-from fedadmm.study.recipes import plan as plan_reproduction
+from fedadmm.study.recipes import load, plan as plan_reproduction
 from fedadmm.study.report import write_report
 from fedadmm.study.reproduce import reproduce
 from fedadmm.study.results import difference, spread

@@ -14,8 +14,7 @@ import pytest
 from fedadmm.study.compare import compare, plan
 from fedadmm.study.formatting import Table, as_csv, latex, markdown, write_tables
 from fedadmm.study.report import write_report
-from fedadmm.study.sweep import axis, sweep
-from fedadmm.study.sweep import plan as plan_sweep
+from fedadmm.study.sweep import axis, plan as plan_sweep, sweep
 from support.commands import SMALL, call
 
 ODD = Table(

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser as Chromium, ConsoleMessage, Page, sync_playwright
 
 PATIENCE = 60_000.0
 """Milliseconds to wait for anything."""

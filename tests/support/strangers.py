@@ -80,10 +80,10 @@ class Ridge(Regularizer):
 
 @dataclass(frozen=True)
 class Median(fa.Aggregator):
-    """The median of every entry, which needs each reply by itself."""
+    """The median of every entry, which needs each update by itself."""
 
-    def fold(self, replies: Iterator[tuple[float, Upload]]) -> Upload | None:
-        shares, uploads = zip(*replies, strict=True)
+    def aggregate(self, updates: Iterator[tuple[float, Upload]]) -> Upload | None:
+        shares, uploads = zip(*updates, strict=True)
         return trees.map_tensors(
             lambda leaf: sum(shares) * leaf.quantile(0.5, dim=0), trees.stack(uploads)
         )

@@ -2,8 +2,7 @@ import math
 from fractions import Fraction as Q
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.theory import (

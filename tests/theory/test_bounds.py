@@ -3,8 +3,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedadmm.core.errors import ParameterError
 from fedadmm.theory import async_feddr_bound, feddr_bound, gong_bound, noise_floor, rounds_needed

@@ -18,6 +18,7 @@ from fedadmm.theory.assumptions import local_errors
 from support.certified import CLASSES, METHODS, SAMPLERS, accurate, assert_holds, certified, curves
 from support.federations import run, snapshots
 from support.jobs import job_of
+from support.rejections import naming
 
 LEVELS = {"fine": 1e-6, "coarse": 1.0}
 

@@ -38,8 +38,7 @@ def export(
     as_json: options.AsJson = False,
 ) -> None:
     """Write every round of a run, or of all runs below a folder, into one table, or its model."""
-    from fedadmm.study.export import MODELS, export_model
-    from fedadmm.study.export import export as export_table
+    from fedadmm.study.export import MODELS, export as export_table, export_model
 
     if kind not in MODELS:
         if client is not None:

@@ -50,8 +50,7 @@ def reproduce(
     from fedadmm.core.validation import check
     from fedadmm.study.formatting import Table
     from fedadmm.study.recipes import SCALES, identifiers, load, name_of, plan
-    from fedadmm.study.reproduce import NOTE, measured_tables, reductions
-    from fedadmm.study.reproduce import reproduce as run
+    from fedadmm.study.reproduce import NOTE, measured_tables, reductions, reproduce as run
     from fedadmm.study.results import dropped
     from fedadmm.study.run_dir import REPORT
 

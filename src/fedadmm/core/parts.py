@@ -22,16 +22,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.core.validation import FAMILIES as FAMILIES
-from fedadmm.core.validation import ROLES, check, hints
-from fedadmm.core.validation import Count as Count
-from fedadmm.core.validation import Fraction as Fraction
-from fedadmm.core.validation import Natural as Natural
-from fedadmm.core.validation import NotNegative as NotNegative
-from fedadmm.core.validation import Positive as Positive
-from fedadmm.core.validation import Probability as Probability
-from fedadmm.core.validation import Share as Share
-from fedadmm.core.validation import checked_arguments as checked_arguments
+from fedadmm.core.validation import (
+    FAMILIES as FAMILIES,
+    ROLES,
+    Count as Count,
+    Fraction as Fraction,
+    Natural as Natural,
+    NotNegative as NotNegative,
+    Positive as Positive,
+    Probability as Probability,
+    Share as Share,
+    check,
+    checked_arguments as checked_arguments,
+    hints,
+)
 
 if TYPE_CHECKING:
     from fedadmm.core.compatibility import Feature

@@ -16,8 +16,7 @@ from fedadmm.core.parts import PYTHON_ONLY, Count, checked
 from fedadmm.core.problem import Evaluator, EvaluatorInParts, Metrics
 from fedadmm.core.regularizers import Zero
 from fedadmm.run.client import Job, first_record
-from fedadmm.run.metrics import Target as Target
-from fedadmm.run.metrics import metric, statistics_over_clients
+from fedadmm.run.metrics import Target as Target, metric, statistics_over_clients
 
 LISTED = 500
 """At most this many clients' values are listed in a record; of more only the statistics."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.study import formatting, run_history
-from fedadmm.study.formatting import Table
-from fedadmm.study.formatting import markdown as as_text
+from fedadmm.study.formatting import Table, markdown as as_text
 from fedadmm.study.recipes import READINGS, Measure
 from fedadmm.study.report import write_report
 from fedadmm.study.results import Spread, spread

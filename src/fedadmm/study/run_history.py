@@ -22,14 +22,14 @@ from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.parts import is_external, name_of
 from fedadmm.core.problem import Problem
 from fedadmm.run.evaluation import Target
-from fedadmm.run.metrics import Best
-from fedadmm.run.metrics import Metric as Metric
-from fedadmm.run.metrics import metric as metric
-from fedadmm.run.metrics import over_clients as over_clients
-from fedadmm.run.metrics import primary as primary
-from fedadmm.run.record import GROUPS, OTHERS, Record, as_number
-from fedadmm.run.record import besides as besides
-from fedadmm.run.record import value as value
+from fedadmm.run.metrics import (
+    Best,
+    Metric as Metric,
+    metric as metric,
+    over_clients as over_clients,
+    primary as primary,
+)
+from fedadmm.run.record import GROUPS, OTHERS, Record, as_number, besides as besides, value as value
 from fedadmm.run.state import Ending
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from fedadmm.run.round_callbacks import BEST
 from fedadmm.run.simulate import Result, simulate
 from fedadmm.run.state import Ending, RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore, params_sha256
-from fedadmm.study import config as configs
-from fedadmm.study import formatting, run_history
+from fedadmm.study import config as configs, formatting, run_history
 from fedadmm.study.config import resolve, toml_tables
 from fedadmm.study.run_dir import RecordedRun, RunDir, as_recorded, create, plain, read_run
 from fedadmm.study.run_history import INTERRUPTED, Summary, best_model, partition_of, summarise

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset as TorchDataset, TensorDataset
 
 from fedadmm.core.errors import DataError
 from fedadmm.data.dataset import Dataset

@@ -9,13 +9,13 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.parts import FAMILIES
 from fedadmm.core.problem import Problem
 from fedadmm.data.download import SOURCES
-from fedadmm.data.problems import generated as generated
-from fedadmm.data.problems import recorded as recorded
-from fedadmm.data.problems import theory as theory
-from fedadmm.data.problems.federation import NamedProblem as NamedProblem
-from fedadmm.data.problems.federation import Sites as Sites
-from fedadmm.data.problems.federation import SplitOptions as SplitOptions
-from fedadmm.data.problems.federation import from_data as from_data
+from fedadmm.data.problems import generated as generated, recorded as recorded, theory as theory
+from fedadmm.data.problems.federation import (
+    NamedProblem as NamedProblem,
+    Sites as Sites,
+    SplitOptions as SplitOptions,
+    from_data as from_data,
+)
 
 
 def names() -> list[str]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from fedadmm.core.contracts import Requirements
 from fedadmm.core.parts import FAMILIES
 from fedadmm.run.engines.auto import Auto as Auto
-from fedadmm.run.engines.choice import EngineChoice as EngineChoice
-from fedadmm.run.engines.choice import Sequential as Sequential
+from fedadmm.run.engines.choice import EngineChoice as EngineChoice, Sequential as Sequential
 from fedadmm.run.engines.ray_engine import Ray as Ray
 from fedadmm.run.engines.vectorised import Vectorised as Vectorised
 from fedadmm.run.engines.virtual_time import VirtualTime as VirtualTime

@@ -10,8 +10,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from fedadmm.study import config, formatting, run_history
-from fedadmm.study import results as rows
+from fedadmm.study import config, formatting, results as rows, run_history
 from fedadmm.study.benefit import Worth
 from fedadmm.study.formatting import Table
 from fedadmm.study.report import summaries
