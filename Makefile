@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,wandb,onnx,tune,privacy,hugging-face,lightning,docs,test,check
 
-.PHONY: setup demo figure test test-all coverage check format docs browser faults fuzz storm mutants bench bench-peers clean
+.PHONY: setup demo figure test test-all coverage check format docs browser faults fuzz dst mutants bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -45,7 +45,7 @@ figure: $(VENV)/.demo
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not release"
 
-# Everything, before a release: also long storms, every example, notebook and recipe.
+# Everything, before a release: also long simulations, every example, notebook and recipe.
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -77,8 +77,8 @@ fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --inputs 1000000
 
 # The whole deployed system as one program that a seed decides: an hour of seeds.
-storm: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.storm --minutes 60 --workers 2
+dst: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulation_testing --minutes 60 --workers 2
 
 # Lines made wrong on purpose, each of which a test must notice: some minutes.
 mutants: $(STAMP)

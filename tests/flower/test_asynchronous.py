@@ -96,12 +96,12 @@ def test_a_slow_client_never_holds_the_server(tmp_path):
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("seed", range(4))
 def test_losses_and_resumption(method, seed, tmp_path, monkeypatch):
-    from .test_faults import Storm
+    from .test_faults import FaultSequence
 
     settings = federation(method, rounds=STEPS, mode="asynchronous")
-    storm = Storm(seed, monkeypatch)
-    history = run_through(settings, FakeGrid(settings, tmp_path, storm), tmp_path)
-    assert storm.count > 0
+    faults = FaultSequence(seed, monkeypatch)
+    history = run_through(settings, FakeGrid(settings, tmp_path, faults), tmp_path)
+    assert faults.count > 0
     ledger = server_on_disk(settings, tmp_path).ledger
     folded = Counter(clients[0] for clients in history.trace)
     assert {c: ledger.entry(c).version for c in range(CLIENTS)} == {

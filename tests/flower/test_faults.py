@@ -324,7 +324,7 @@ def test_the_controls_of_scaffnew_add_up_to_zero_after_a_site_was_wiped(tmp_path
     assert torch.allclose(controls.sum(0), torch.zeros(controls.shape[1]), atol=1e-5)
 
 
-class Storm:
+class FaultSequence:
     """Several faults at once, by chance: losses, late replies, deaths of clients and server."""
 
     def __init__(self, seed, monkeypatch):
@@ -370,9 +370,9 @@ def test_many_faults_at_once(seed, tmp_path, monkeypatch):
         sampler=fa.BernoulliSampling(0.8),
         seed=seed,
     )
-    storm = Storm(seed, monkeypatch)
-    history = run_through(settings, FakeGrid(settings, tmp_path, storm), tmp_path)
-    assert storm.count > 2
+    faults = FaultSequence(seed, monkeypatch)
+    history = run_through(settings, FakeGrid(settings, tmp_path, faults), tmp_path)
+    assert faults.count > 2
     check_versions(settings, tmp_path, history.trace)
     check_invariant(settings, tmp_path)
     missing = set(range(CLIENTS)) - {client for ids in history.trace for client in ids}

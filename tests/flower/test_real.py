@@ -1,4 +1,4 @@
-"""Really started: equality with `simulate`, a storm of faults, and who is not let in."""
+"""Really started: equality with `simulate`, a sequence of faults, and who is not let in."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def refused(group, ground, before):
 
 
 @pytest.mark.release
-def test_a_storm_of_faults_loses_nothing(tmp_path):
+def test_a_sequence_of_faults_loses_nothing(tmp_path):
     """Nodes, client apps, server and disk die at chosen points, some of them at once."""
     stage = Stage(tmp_path, clients=3, tls=False)
     stage.sabotage("client-1.round-1.after-commit", "group")

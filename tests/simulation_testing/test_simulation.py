@@ -1,4 +1,4 @@
-"""Seeds of the storm for every change, and bugs that it must find."""
+"""Seeds of the deterministic simulation for every change, and bugs that it must find."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedadmm.flower.site.state import SiteAccount, SiteState
 from .books import Violation
 from .disk import SimulatedDisk
 from .plan import KINDS, make
-from .story import tell
+from .scenario import run_seed
 
 ROOT = Path(__file__).parents[2]
 MOST, PART = 64, 32
@@ -43,30 +43,30 @@ LONG = 640
         for first in range(0, LONG, PART)
     ],
 )
-def test_nothing_is_lost_in_a_storm(first: int) -> None:
+def test_every_invariant_holds(first: int) -> None:
     seeds = range(first, first + PART)
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
-            counts += tell(seed)
+            counts += run_seed(seed)
         except Violation as error:
-            pytest.fail(f"{error}; python -m tests.storm --seed {seed}")
+            pytest.fail(f"{error}; python -m tests.simulation_testing --seed {seed}")
     assert counts["messages"] > 20 * len(seeds)
     assert counts["equal to the run without faults"] > len(seeds) // 8
 
 
-def test_a_seed_is_always_the_same_story() -> None:
-    assert tell(16) == tell(16)
+def test_a_seed_always_gives_the_same_run() -> None:
+    assert run_seed(16) == run_seed(16)
 
 
-def test_two_processes_tell_the_same_stories() -> None:
-    """As `make storm` runs them; the counts add up to those of one process."""
-    command = [sys.executable, "-m", "tests.storm", "--seeds", "3", "--workers", "2"]
+def test_two_processes_give_the_same_runs() -> None:
+    """As `make dst` runs them; the counts add up to those of one process."""
+    command = [sys.executable, "-m", "tests.simulation_testing", "--seeds", "3", "--workers", "2"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.startswith("3 seeds, 0 failed\n"), done.stdout
-    wanted = sum((tell(seed) for seed in range(3)), Counter())
+    wanted = sum((run_seed(seed) for seed in range(3)), Counter())
     assert f"{wanted['messages']:10d}  messages\n" in done.stdout
 
 
@@ -76,7 +76,7 @@ def test_all_kinds_of_faults_happen() -> None:
     missing = set(KINDS)
     seeds = (seed for seed in itertools.count() if make(seed).kinds & missing)
     for seed in itertools.islice(seeds, MOST):
-        counts = tell(seed)
+        counts = run_seed(seed)
         missing -= {kind for kind in missing if counts[told.get(kind, kind)]}
         if not missing:
             return
@@ -380,7 +380,7 @@ def test_a_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None]) -> None:
 
 def _fails(seed: int) -> bool:
     try:
-        tell(seed)
+        run_seed(seed)
     except Violation:
         return True
     return False

@@ -1,4 +1,7 @@
-"""Run many seeds: `python -m tests.storm --seed 123` replays one, `--minutes 60` runs an hour."""
+"""Run many seeds of the deterministic simulation.
+
+`python -m tests.simulation_testing --seed 123` replays one, `--minutes 60` runs an hour.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 
-from .seeds import Result, one, prepare
+from .worker import Result, one, prepare
 
 _TOLD = 1000
 """Seeds between two lines about how far it is."""
@@ -37,10 +40,10 @@ def _results(first: int, count: int, minutes: float, workers: int) -> Iterator[R
 
 def _replay(seed: int) -> int:
     prepare()
-    from .story import tell
+    from .scenario import run_seed
 
     try:
-        print(dict(sorted(tell(seed).items())))
+        print(dict(sorted(run_seed(seed).items())))
     except Exception:
         traceback.print_exc()
         return 1
@@ -51,7 +54,7 @@ def _find_bugs(most: int) -> int:
     """How many seeds it takes, from 0 on, to find each deliberate bug."""
     import pytest
 
-    from .test_storm import BUGS
+    from .test_simulation import BUGS
 
     prepare()
     late = 0
@@ -67,7 +70,8 @@ def _find_bugs(most: int) -> int:
 
 def main() -> int:
     """The number of seeds that failed, at most 1."""
-    options = argparse.ArgumentParser(prog="python -m tests.storm", description=__doc__)
+    program = "python -m tests.simulation_testing"
+    options = argparse.ArgumentParser(prog=program, description=__doc__)
     options.add_argument("--seed", type=int, help="Replay this seed, with the place it fails at.")
     options.add_argument("--first", type=int, default=0, help="The first of many seeds.")
     options.add_argument("--seeds", type=int, default=10**9, help="How many seeds at most.")
@@ -86,7 +90,7 @@ def main() -> int:
         total += counts
         if problem:
             failed += 1
-            print(f"{problem}\n    python -m tests.storm --seed {seed}", flush=True)
+            print(f"{problem}\n    python -m tests.simulation_testing --seed {seed}", flush=True)
         if seeds % _TOLD == 0:
             so_far = {"next": seed + 1, "seeds": seeds, "failed": failed, **total}
             print(json.dumps(so_far), file=sys.stderr, flush=True)

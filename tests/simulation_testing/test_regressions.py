@@ -1,4 +1,4 @@
-"""What the storm has found, each by itself."""
+"""Defects that the simulation found, one test each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.records import made
 
 from .disk import SimulatedDisk, refusal
 from .plan import Plan, make
-from .story import Story, summable
+from .scenario import Scenario, summable
 
 SITE = Path("/site/run/client-0")
 
@@ -65,9 +65,9 @@ def test_events_that_a_crash_tore_are_left_out(tmp_path: Path) -> None:
 def test_after_the_first_round_with_everybody_new_tasks_go_out_at_once() -> None:
     """Tasks of that round were sent again instead, until the server lost its patience."""
     seed = next(s for s in range(10**4) if _begins_with_everybody(make(s)))
-    story = Story(seed)
-    story.world.quiet = True
-    assert story.tell()["errors at the server"] == 0
+    scenario = Scenario(seed)
+    scenario.world.quiet = True
+    assert scenario.run()["errors at the server"] == 0
 
 
 def _begins_with_everybody(plan: Plan) -> bool:

@@ -11,12 +11,12 @@ Result = tuple[int, Counter[str], str]
 
 def one(seed: int) -> Result:
     """A seed's counts, and what did not hold in it."""
-    from .story import tell
+    from .scenario import run_seed
 
     if seed % 16 == 0:
         gc.collect()
     try:
-        return seed, tell(seed), ""
+        return seed, run_seed(seed), ""
     except Exception as error:
         return seed, Counter(), f"{type(error).__name__}: {error}"
 
@@ -26,7 +26,7 @@ def prepare() -> None:
     import torch
 
     warnings.simplefilter("ignore")
-    from . import story  # noqa: F401
+    from . import scenario  # noqa: F401
 
     torch.set_num_threads(1)
     gc.collect()

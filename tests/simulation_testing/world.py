@@ -29,8 +29,8 @@ from fedadmm.flower.site import gate
 from fedadmm.flower.site.app import client_app
 
 from .books import Books, Violation
+from .byzantine_site import Liar
 from .disk import SimulatedDisk, refusal
-from .lies import Liar
 from .plan import Plan
 
 _CHANGES = ("create", "write", "sync", "replace", "remove", "make", "lock")

@@ -1,4 +1,4 @@
-"""One seed from its first message to its end: a storm, calm weather, and the sum of it all."""
+"""One seed from its first message to its end: a phase with faults, one without, and the checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STARTS = 8
 """How often the server is started before the faults stop."""
 
 
-class Story:
+class Scenario:
     """An operator, who starts the server again whenever it ended."""
 
     def __init__(self, seed: int) -> None:
@@ -55,7 +55,7 @@ class Story:
         """Without a ledger, sites that are ahead of a restored server stay out."""
         return self._restored and self.settings.ledger == "none"
 
-    def tell(self) -> Counter[str]:
+    def run(self) -> Counter[str]:
         """All of it; a Violation when something did not hold."""
         with self._prepared():
             for _ in range(_STARTS):
@@ -400,6 +400,6 @@ def _path(text: str) -> Any:
     return Path(text)
 
 
-def tell(seed: int) -> Counter[str]:
+def run_seed(seed: int) -> Counter[str]:
     """One seed; a Violation when something did not hold."""
-    return Story(seed).tell()
+    return Scenario(seed).run()
