@@ -57,6 +57,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typing
 	$(BIN)/lint-imports
 
 docs: $(STAMP)

@@ -100,3 +100,11 @@ def test_every_public_name_has_an_example_that_runs(name):
     printed: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     assert runner.run(test, out=printed.append).failed == 0, "".join(printed)
+
+
+def test_the_typed_script_uses_every_public_name():
+    script = Path(__file__).with_name("typing") / "accepted.py"
+    nodes = ast.walk(ast.parse(script.read_text("utf-8")))
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in attributes if ast.unparse(node.value) == "fa"}
+    assert used == set(fa.__all__)
