@@ -30,7 +30,7 @@ import fedadmm as fa
 from fedadmm.data import models
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.server.app import serve
+from fedadmm.flower.server.server_app import serve
 
 torch.set_num_threads(1)
 MODEL, LR, BATCH, EPOCHS = "mlp-64-128-10", 0.1, 20, 5

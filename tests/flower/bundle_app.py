@@ -24,16 +24,16 @@ from fedadmm.core.pairwise_masks import new_identity, new_share
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.secure_aggregation import held_uploads as site_masking
-from fedadmm.flower.secure_aggregation.held_uploads import Masker
+from fedadmm.flower.secure_aggregation import pending_uploads as site_masking
 from fedadmm.flower.secure_aggregation.masked_messages import write_set
-from fedadmm.flower.secure_aggregation.masked_sums import Sets
-from fedadmm.flower.server.app import serve
+from fedadmm.flower.secure_aggregation.masked_sums import MaskedSumRequest
+from fedadmm.flower.secure_aggregation.pending_uploads import SiteMasking
+from fedadmm.flower.server.checkpoint import ServerState
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange
-from fedadmm.flower.server.rundir import RunDirectory
-from fedadmm.flower.server.state import ServerState
-from fedadmm.flower.server.tasks import Broadcast
+from fedadmm.flower.server.run_recorder import RunRecorder
+from fedadmm.flower.server.server_app import serve
+from fedadmm.flower.server.tasks import TrainingRequest
 from fedadmm.flower.site import app as site
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import SiteState
@@ -120,7 +120,7 @@ def settings_of(config):
 
 
 def sabotage_client(masked):
-    commit, release = SiteState.commit, Masker.release
+    commit, release = SiteState.commit, SiteMasking.release
 
     def point(task):  # where uploads are masked, a round that is begun anew has another number
         number = task.sequence >> 32 if masked else task.sequence
@@ -131,12 +131,12 @@ def sabotage_client(masked):
         commit(site, reply, body, record)
         die(f"{point(reply)}.after-commit")
 
-    def releasing(masker, state, task, *given):
-        found = release(masker, state, task, *given)
+    def releasing(site_masking, state, task, *given):
+        found = release(site_masking, state, task, *given)
         die(f"{point(task)}.after-masking")
         return found
 
-    SiteState.commit, Masker.release = sabotaged, releasing
+    SiteState.commit, SiteMasking.release = sabotaged, releasing
     work = site.work
 
     def lying(*given):
@@ -248,13 +248,13 @@ def lie_about_sets():
 
 
 def sabotage_server():
-    adding = Sets.sums
+    adding = MaskedSumRequest.sums
 
     def holding(sets, answers):
         die("server.before-sum")
         yield from adding(sets, answers)
 
-    Sets.sums = holding
+    MaskedSumRequest.sums = holding
     lie_about_sets()
     send, forget, save = Exchange.send, Exchange.forget, ServerState.save
     last = [0]
@@ -297,11 +297,11 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     sabotage_server()
-    content = Broadcast.content
+    content = TrainingRequest.content
     for name in context.run_config["algorithms"].split(","):
-        Broadcast.content = labelled(content, name)
+        TrainingRequest.content = labelled(content, name)
         folder = Path(context.run_config["run-dir"]) / name
-        directory = RunDirectory(folder)
+        directory = RunRecorder(folder)
         settings = federation(name, **settings_of(context.run_config))
         directory.finish(serve(settings, grid, folder, [directory]))
 

@@ -21,9 +21,9 @@ from fedadmm.core.messages import ClientRecord
 from fedadmm.core.objectives import Objective
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.server.app import serve
-from fedadmm.flower.server.service import Outcome
-from fedadmm.flower.server.state import Saved, ServerState, fingerprint
+from fedadmm.flower.server.checkpoint import ServerCheckpoint, ServerState, fingerprint
+from fedadmm.flower.server.server_app import serve
+from fedadmm.flower.server.service import DeploymentResult
 from fedadmm.flower.site.app import client_app
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
 from fedadmm.run.client import record_layout
@@ -202,7 +202,7 @@ def _through_the_wire(content: RecordDict) -> RecordDict:
 class History(NamedTuple):
     """A run to its end, whatever happened on the way."""
 
-    outcome: Outcome
+    outcome: DeploymentResult
     trace: list[list[int]]
     records: list[dict[str, Any]]
     crashes: int
@@ -242,7 +242,7 @@ def simulated(settings: Federation, trace: list[list[int]] | None = None) -> fa.
     return fa.simulate(replace(one_by_one, problem=problem, sampler=sampler, evaluate=nothing))
 
 
-def server_on_disk(settings: Federation, folder: Path) -> Saved:
+def server_on_disk(settings: Federation, folder: Path) -> ServerCheckpoint:
     """What the server's checkpoint says."""
     job = settings.server_job()
     disk = ServerState(folder / "server" / "checkpoint", False, fingerprint(settings, job))

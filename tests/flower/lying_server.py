@@ -15,10 +15,10 @@ from fedadmm.core.pairwise_masks import Share, summed
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Task
-from fedadmm.flower.protocol.messages import Question, parcel
+from fedadmm.flower.protocol.payloads import EvaluationRequest, parcel
 from fedadmm.flower.secure_aggregation.masked_messages import (
+    as_masked_sum,
     from_body,
-    hiding,
     length_of,
     read_share,
     read_sum,
@@ -79,7 +79,7 @@ class LyingServer:
         self, tasks: Mapping[int, RecordDict], shares: Mapping[int, Share] | None = None
     ) -> tuple[Upload, list[ClientInfo]]:
         """The sum of the uploads to these tasks."""
-        part = hiding(self.job.aggregator)
+        part = as_masked_sum(self.job.aggregator)
         assert part is not None
         shares = self.ready(tasks) if shares is None else shares
         template = upload_template(self.job, self.download(self.job.initial))
@@ -95,7 +95,7 @@ class LyingServer:
     def question(self, model: Tensor, number: int = 1) -> RecordDict:
         """A question for metrics of this model."""
         beside = {wire.QUESTION: {"run": RUN, "number": number}}
-        return wire.write_body(encode(pack(Question(model, None))), beside)
+        return wire.write_body(encode(pack(EvaluationRequest(model, None))), beside)
 
     def metrics(self, models: Mapping[int, Tensor], number: int = 1) -> list[bytes]:
         """The words of the sites' metrics of these models, under one set."""

@@ -15,18 +15,19 @@ from fedadmm.flower.protocol.ledger import (
     NOTHING,
     Action,
     ClientLedger,
-    Kind,
+    RefusedError,
     Reply,
+    ReplyKind,
     ServerLedger,
     Task,
-    fold,
-    issue,
+    create_task,
+    decide,
     mark_lost,
-    objection,
-    receive,
+    record_aggregated,
     reply_to,
     restart,
-    slot_of,
+    stored_version,
+    validate_reply,
 )
 
 
@@ -89,7 +90,7 @@ class World:
         else:
             sequence, cast = self.round, f"cast {self.round}"
         if client not in self.open or self.asynchronous:
-            self.open[client] = issue(self.ledger, client, sequence, cast)
+            self.open[client] = create_task(self.ledger, client, sequence, cast)
         self.network.append(("task", self.open[client]))
 
     def serve(self, reply: Reply, increment: int) -> None:
@@ -97,13 +98,18 @@ class World:
         if task is None:
             self.happened["refused"] += 1
             return
-        if reply.kind is Kind.LOST and reply.task == task.id:
+        if reply.kind is ReplyKind.LOST and reply.task == task.id:
             self.happened["lost"] += 1
             self.ledger = mark_lost(self.ledger, reply.client)
             if self.repair and self.asynchronous:
                 self.take_out(reply.client)
             return
-        if reply.kind is not Kind.UPDATE or objection(self.ledger, task, reply) is not None:
+        try:
+            validate_reply(self.ledger, task, reply)
+        except RefusedError:
+            self.happened["refused"] += 1
+            return
+        if reply.kind is not ReplyKind.UPDATE:
             self.happened["refused"] += 1
             return
         if reply.client in self.accepted:
@@ -118,7 +124,7 @@ class World:
         self.maybe_crash("server before fold", 0.05)
         for client, (reply, increment) in self.accepted.items():
             self.sums[client] += increment
-            self.ledger = fold(self.ledger, reply)
+            self.ledger = record_aggregated(self.ledger, reply)
             self.happened["folded"] += 1
             if reply.digest in self.disks[client].states:
                 self.disks[client].wiped = False
@@ -151,7 +157,7 @@ class World:
 
     def work(self, task: Task) -> None:
         disk = self.disks[task.client]
-        decision = receive(disk.ledger, task)
+        decision = decide(disk.ledger, task)
         self.happened[str(decision.action)] += 1
         if decision.forget:
             self.disks[task.client] = disk = Disk(wiped=disk.wiped)
@@ -164,16 +170,16 @@ class World:
         elif decision.action is Action.COMPUTE:
             self.maybe_crash("client before commit", 0.05)
             increment = self.chance.randrange(1, 10**12)
-            reply = reply_to(task, Kind.UPDATE)._replace(digest=f"{increment:x}")
+            reply = reply_to(task, ReplyKind.UPDATE)._replace(digest=f"{increment:x}")
             acked = decision.ledger.acked
             base = disk.state(acked.digest) if acked is not None else 0
             disk.states[reply.digest] = base + increment
             disk.replies[reply.digest] = (reply, increment)
-            disk.ledger = ClientLedger(acked, slot_of(reply))
+            disk.ledger = ClientLedger(acked, stored_version(reply))
             self.maybe_crash("client after commit", 0.05)
             answer = (reply, increment)
         else:
-            kind = Kind.LOST if decision.action is Action.LOST else Kind.STALE
+            kind = ReplyKind.LOST if decision.action is Action.LOST else ReplyKind.STALE
             answer = (reply_to(task, kind), 0)
         self.network.append(("reply", answer))
         self.maybe_crash("client after reply", 0.05)

@@ -103,9 +103,9 @@ def test_losses_and_resumption(method, seed, tmp_path, monkeypatch):
     history = run_through(settings, FakeGrid(settings, tmp_path, faults), tmp_path)
     assert faults.count > 0
     ledger = server_on_disk(settings, tmp_path).ledger
-    folded = Counter(clients[0] for clients in history.trace)
+    acked_version = Counter(clients[0] for clients in history.trace)
     assert {c: ledger.entry(c).version for c in range(CLIENTS)} == {
-        c: folded[c] for c in range(CLIENTS)
+        c: acked_version[c] for c in range(CLIENTS)
     }
     check_invariant(settings, tmp_path)
 

@@ -13,10 +13,10 @@ import fedadmm as fa
 from fedadmm.core import trees
 from fedadmm.core.codec import Packed, encode
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import WINDOW, Admission, Brought, seal
-from fedadmm.flower.protocol.messages import decode
-from fedadmm.flower.server.app import configured
-from fedadmm.flower.server.site_evaluation import far_off
+from fedadmm.flower.protocol.admission import WINDOW, Admission, UploadHistory, seal
+from fedadmm.flower.protocol.payloads import decode
+from fedadmm.flower.server.server_app import configured
+from fedadmm.flower.server.site_evaluation import outlying_metrics
 
 from .harness import (
     FakeGrid,
@@ -195,7 +195,7 @@ def test_one_large_upload_does_not_move_the_model(mode, tmp_path):
     assert all(2 not in clients for clients in history.trace)
     assert history.outcome.counts["norm"] == (3 if mode == "rounds" else 1)
     events = [event for record in history.records for event in record["network"]["events"]]
-    detail = next(event["detail"] for event in events if event["word"] == "norm")
+    detail = next(event["detail"] for event in events if event["reason"] == "norm")
     assert "increment has norm 9e+05, but at most" in detail
     assert "3 times what this client or most others have sent" in detail
     check_invariant(settings, tmp_path)
@@ -205,7 +205,7 @@ def brought(*sizes, step=0):
     """What a client has brought, one upload after the other."""
     made = None
     for number, size in enumerate(sizes):
-        made = Brought.after(made, step - len(sizes) + 1 + number, {"x": size})
+        made = UploadHistory.after(made, step - len(sizes) + 1 + number, {"x": size})
     return made
 
 
@@ -259,7 +259,7 @@ def test_a_liar_does_not_get_further_step_by_step():
                 size = grown
                 break
         most = max(most, size)
-        past = {c: Brought.after(past[c], step, sizes) for c, sizes in arrived.items()}
+        past = {c: UploadHistory.after(past[c], step, sizes) for c, sizes in arrived.items()}
     assert 3.0 < most <= 9.0
 
 
@@ -301,11 +301,11 @@ def test_honest_sites_with_different_rows_are_let_in(method, share, clients, mon
 
         return taken(self, seen())
 
-    def judge(report):
+    def validate(report):
         step = report.state.round - 1
         assert admission.outliers(arrived, past, step) == {}
         for client, sizes in arrived.items():
-            past[client] = Brought.after(past.get(client), step, sizes)
+            past[client] = UploadHistory.after(past.get(client), step, sizes)
         arrived.clear()
 
     monkeypatch.setattr(loop.Replies, "_taken", look)
@@ -314,7 +314,7 @@ def test_honest_sites_with_different_rows_are_let_in(method, share, clients, mon
     sampler = fa.UniformSampling(max(1, round(share * clients)))
     solver, stop = fa.SGD(lr=0.1, batch_size=20), fa.Epochs(5)
     options = {"solver": solver, "stop": stop, "sampler": sampler, "evaluate": False}
-    fa.simulate(method, problem, 15, engine="sequential", callbacks=[judge], **options)
+    fa.simulate(method, problem, 15, engine="sequential", callbacks=[validate], **options)
     assert len(past) == clients
 
 
@@ -462,7 +462,7 @@ def test_one_site_that_says_its_budget_is_spent_ends_no_run(tmp_path):
 
 def test_an_accuracy_above_one_is_left_out():
     answers = {c: {"test_accuracy": 0.9} for c in range(3)} | {3: {"test_accuracy": 40.0}}
-    assert list(far_off(answers)) == [3]
+    assert list(outlying_metrics(answers)) == [3]
 
 
 def test_a_divergence_keeps_the_last_good_round_to_go_on_from(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 import fedadmm as fa
-from fedadmm.flower.server.app import serve
+from fedadmm.flower.server.server_app import serve
 
 from .harness import FakeGrid, federation
 

@@ -30,8 +30,9 @@ from fedadmm.flower.deploy.keys import make_certificates, make_node_key
 from fedadmm.flower.deploy.network import LocalNetwork
 from fedadmm.flower.deploy.project import OWN_APP, write_project
 from fedadmm.flower.deploy.run import Follower, run_locally
-from fedadmm.flower.server.rundir import RunDirectory
-from fedadmm.study import config as configs, run_dir as directory
+from fedadmm.flower.server.run_recorder import RunRecorder
+from fedadmm.study import config as configs
+from fedadmm.study import run_dir as directory
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import RunDir
 
@@ -299,7 +300,7 @@ def test_status_tells_how_each_site_does(tmp_path, quick):
             grid.wipe(1)
         grid.offline = {3} if report.record["round"] >= 2 else set()
 
-    written = RunDirectory(tmp_path / "server")
+    written = RunRecorder(tmp_path / "server")
     run_through(settings, grid, tmp_path, lambda report: (written(report), act(report)))
     done = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "server"), "--json"])
     found = json.loads(done.stdout)

@@ -16,7 +16,7 @@ from fedadmm.core.objectives.losses import binary_cross_entropy
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, Task
-from fedadmm.flower.server.state import ServerState
+from fedadmm.flower.server.checkpoint import ServerState
 from fedadmm.flower.site.app import answer
 from fedadmm.run.components import CATCH_UP
 

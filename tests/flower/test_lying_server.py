@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 import fedadmm as fa
 from fedadmm.core import clock
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.secure_aggregation import held_uploads as site_masking
+from fedadmm.flower.secure_aggregation import pending_uploads as site_masking
 from fedadmm.flower.site import gate
 from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import record_layout
@@ -240,11 +240,12 @@ def repeated(server: LyingServer, how: str, clients: range) -> dict[int, RecordD
     known = digests(server, first)
     if how == "an acknowledgement":  # a method without state repeats itself after it
         return {
-            c: server.task(c, MODEL, sequence=1, folded=1, folded_digest=known[c]) for c in clients
+            c: server.task(c, MODEL, sequence=1, acked_version=1, acked_digest=known[c])
+            for c in clients
         }
     assert how == "a new incarnation"
     for c in clients:  # acknowledged first, so that nothing is left to demand
-        server.ask(c, server.task(c, 0 * MODEL, sequence=1, folded=1, folded_digest=known[c]))
+        server.ask(c, server.task(c, 0 * MODEL, sequence=1, acked_version=1, acked_digest=known[c]))
     return {c: server.task(c, MODEL, sequence=2, incarnation=1) for c in clients}
 
 
@@ -285,12 +286,12 @@ def test_a_strict_site_sends_uploads_of_one_model_under_one_set_although_they_co
     first = {c: server.task(c, MODEL) for c in range(4)}
     server.sum(first)
     known = digests(server, first)
-    given = {"round_index": 1, "sequence": 1, "folded": 1}
-    tasks = {c: server.task(c, MODEL, folded_digest=known[c], **given) for c in (1, 2, 3)}
+    given = {"round_index": 1, "sequence": 1, "acked_version": 1}
+    tasks = {c: server.task(c, MODEL, acked_digest=known[c], **given) for c in (1, 2, 3)}
     with pytest.raises(fa.errors.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
         server.sum(tasks)
     # another model is another upload, and what was acknowledged demands nothing of it
-    others = {c: server.task(c, 0 * MODEL, folded_digest=known[c], **given) for c in (1, 2, 3)}
+    others = {c: server.task(c, 0 * MODEL, acked_digest=known[c], **given) for c in (1, 2, 3)}
     assert server.sum(others)
 
 

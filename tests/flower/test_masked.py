@@ -16,10 +16,10 @@ import fedadmm as fa
 from fedadmm.core import clock, files, pairwise_masks
 from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import Kind, reply_to
+from fedadmm.flower.protocol.ledger import ReplyKind, reply_to
 from fedadmm.flower.secure_aggregation import masked_sums as server_masking
-from fedadmm.flower.secure_aggregation.held_uploads import Origin, Peers, Waiting
-from fedadmm.flower.secure_aggregation.masked_messages import Demand
+from fedadmm.flower.secure_aggregation.masked_messages import SetRequirement
+from fedadmm.flower.secure_aggregation.pending_uploads import Origin, Peers, PendingUploads
 from fedadmm.flower.site import app as site_app
 from fedadmm.flower.site.app import Site, client_app
 
@@ -155,7 +155,7 @@ def test_a_site_that_is_ready_and_sends_no_words_does_not_end_the_run(how, tmp_p
         if is_set(message) and context.node_config["partition-id"] == 3 and how == "an error":
             raise StateError("not now")
         if is_set(message) and context.node_config["partition-id"] == 3 and how == "declined":
-            head = reply_to(wire.read_task(message.content)[0], Kind.DECLINED, "not now")
+            head = reply_to(wire.read_task(message.content)[0], ReplyKind.DECLINED, "not now")
             return Message(wire.write(head, b""), reply_to=message)
         return deliver(message, context)
 
@@ -342,7 +342,7 @@ def test_a_site_answers_no_set_that_is_not_right(name, tmp_path):
     history = run_through(made, grid, tmp_path)
     assert history.trace == [[], [], [1, 2, 3]]  # the others go on without it
     assert any(words in error for error in grid.errors), grid.errors
-    masked = [c for c in grid.seen if c.get(wire.HEAD) and c[wire.HEAD]["kind"] == Kind.MASKED]
+    masked = [c for c in grid.seen if c.get(wire.HEAD) and c[wire.HEAD]["kind"] == ReplyKind.MASKED]
     assert {content[wire.HEAD]["client"] for content in masked} == {1, 2, 3}
 
 
@@ -540,7 +540,7 @@ def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
     identities = [pairwise_masks.new_identity() for _ in range(3)]
     known = {c: pairwise_masks.public_identity(key) for c, key in enumerate(identities)}
     peers = Peers(0, identities[0], known, apart=True)
-    waiting, words = Waiting(tmp_path, "update"), np.arange(4, dtype=np.uint64)
+    waiting, words = PendingUploads(tmp_path, "update"), np.arange(4, dtype=np.uint64)
     waiting.hold(peers, "first", "subject", words, {}, Origin("1", "model"))
     others = [pairwise_masks.new_share(c, "subject", identities[c])[0] for c in (1, 2)]
     waiting.release(peers, "first", [waiting.held("first").share, *others], 3, "")
@@ -557,15 +557,15 @@ def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
         waiting.demand(peers, waiting.held("second"), "")
     monkeypatch.undo()
     demand = waiting.demand(peers, waiting.held("second"), "")
-    assert demand == Demand(3, others=(frozenset({0, 1, 2}),), apart=3)
+    assert demand == SetRequirement(3, others=(frozenset({0, 1, 2}),), apart=3)
 
 
 def test_groups_are_of_those_who_agree_to_them():
-    part, anyone = fa.MaskedSum(minimum=3, group=10), Demand(3)
-    again = Demand(3, others=(frozenset({1, 2, 3}),), apart=3)
+    part, anyone = fa.MaskedSum(minimum=3, group=10), SetRequirement(3)
+    again = SetRequirement(3, others=(frozenset({1, 2, 3}),), apart=3)
 
     def made(demands):
-        return server_masking.agreed_groups(part, demands)
+        return server_masking.choose_groups(part, demands)
 
     assert made(dict.fromkeys(range(4), anyone)) == [[0, 1, 2, 3]]
     assert made({0: anyone, 1: again, 2: again, 3: anyone}) == [[1, 2, 3]]
@@ -574,10 +574,10 @@ def test_groups_are_of_those_who_agree_to_them():
     # 1 and 2 wait for 3; {0, 1, 2, 4, 5, 6} differs by 5, which is far enough for them.
     assert made({c: one for c, one in seven.items() if c != 3}) == [[0, 1, 2, 4, 5, 6]]
     # {0, 1, 2, 4} differs by 3, but 1 has left with the upload of this task.
-    left = Demand(3, frozenset({1, 2, 3}))
+    left = SetRequirement(3, frozenset({1, 2, 3}))
     assert made({0: anyone, 1: left, 2: anyone, 4: anyone}) == [[0, 2, 4]]
-    assert made({0: anyone, 1: Demand(4), 2: anyone}) == []
-    assert made({0: anyone, 1: Demand(5), 2: anyone, 3: anyone}) == [[0, 2, 3]]
+    assert made({0: anyone, 1: SetRequirement(4), 2: anyone}) == []
+    assert made({0: anyone, 1: SetRequirement(5), 2: anyone, 3: anyone}) == [[0, 2, 3]]
 
 
 def test_a_member_that_sends_rubbish_makes_its_sum_void(tmp_path):
@@ -618,7 +618,7 @@ def test_of_one_client_the_server_has_only_masked_bytes(tmp_path):
         secrets[f"key of {client} in {subject}"] = private
         return whole(words, client, private, subject, shares)
 
-    from fedadmm.flower.secure_aggregation import held_uploads as site
+    from fedadmm.flower.secure_aggregation import pending_uploads as site
     from fedadmm.flower.site import app
 
     measure, plain = app._measure, site.upload_words

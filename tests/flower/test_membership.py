@@ -9,8 +9,8 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.errors import StateError
-from fedadmm.flower.server.app import configured
-from fedadmm.flower.server.state import ServerState, fingerprint
+from fedadmm.flower.server.checkpoint import ServerState, fingerprint
+from fedadmm.flower.server.server_app import configured
 from fedadmm.run.components import CATCH_UP
 
 from .harness import (

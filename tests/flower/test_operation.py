@@ -23,7 +23,7 @@ from fedadmm.flower.deploy.keys import (
     rotate_node_key,
 )
 from fedadmm.flower.deploy.processes import free_ports
-from fedadmm.flower.server.app import Endpoint, Watched
+from fedadmm.flower.server.server_app import RunMonitor, StatusEndpoint
 
 from .harness import FakeGrid, federation, run_through
 
@@ -41,13 +41,13 @@ def numbers(text):
 def test_health_and_metrics_tell_what_the_rounds_brought(tmp_path):
     settings = federation(fa.FedADMM(rho=1.0), rounds=4, evaluate_every=4)
     grid = FakeGrid(settings, tmp_path)
-    watched, port = Watched(settings), free_ports(1)[0]
+    watched, port = RunMonitor(settings), free_ports(1)[0]
 
     def act(report):
         grid.offline = {3} if report.record["round"] >= 2 else set()
         watched(report)
 
-    with Endpoint(port, watched), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with StatusEndpoint(port, watched), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         history = run_through(settings, grid, tmp_path, act)
         health = client.get("/health")
         assert (health.status_code, health.json()["round"]) == (200, 4)
@@ -58,7 +58,7 @@ def test_health_and_metrics_tell_what_the_rounds_brought(tmp_path):
     assert found["fedadmm_received_bytes_total"] == sent
     assert (found["fedadmm_round"], found["fedadmm_participants"]) == (4, 3)
     assert found['fedadmm_client_last_round{client="3"}'] == 2
-    assert found['fedadmm_client_events_total{client="3",word="missing"}'] == 2
+    assert found['fedadmm_client_events_total{client="3",reason="missing"}'] == 2
     assert found["fedadmm_loss"] == history.records[-1]["metrics"]["loss"]
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
@@ -67,23 +67,23 @@ def test_health_and_metrics_tell_what_the_rounds_brought(tmp_path):
 def test_a_server_without_rounds_for_too_long_is_not_healthy(monkeypatch):
     settings = federation(fa.FedADMM(rho=1.0))
     now = [0.0]
-    monkeypatch.setattr("fedadmm.flower.server.app.clock.now", lambda: now[0])
-    watched = Watched(settings)
+    monkeypatch.setattr("fedadmm.flower.server.server_app.clock.now", lambda: now[0])
+    watched = RunMonitor(settings)
     limit = settings.patience.start + 2 * settings.patience.round
     for now[0], healthy in ((limit - 1, True), (limit + 1, False)):
         assert watched.health()["healthy"] is healthy
 
 
 def test_a_port_that_is_taken_or_is_none_is_named():
-    watched = Watched(federation(fa.FedADMM(rho=1.0)))
+    watched = RunMonitor(federation(fa.FedADMM(rho=1.0)))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"status-port is {port}, but nothing can listen"):
-            Endpoint(port, watched)
+            StatusEndpoint(port, watched)
     with pytest.raises(ParameterError, match="status-port is 70000, but must be"):
-        Endpoint(70000, watched)
+        StatusEndpoint(70000, watched)
 
 
 def test_a_new_node_key_replaces_the_old_one(tmp_path):

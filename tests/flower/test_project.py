@@ -29,7 +29,7 @@ from fedadmm.flower.deploy.network import LocalNetwork
 from fedadmm.flower.deploy.processes import Group, environment, free_ports
 from fedadmm.flower.deploy.project import write_project
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.server.state import ServerState
+from fedadmm.flower.server.checkpoint import ServerState
 from fedadmm.study import run_dir as files
 
 from .test_membership import sum_of

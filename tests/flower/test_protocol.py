@@ -10,18 +10,20 @@ from fedadmm.flower.protocol.ledger import (
     NOTHING,
     Action,
     ClientLedger,
-    Entry,
-    Kind,
+    LedgerEntry,
+    RefusalReason,
+    RefusedError,
+    ReplyKind,
     ServerLedger,
-    Slot,
-    fold,
-    issue,
+    StoredVersion,
+    create_task,
+    decide,
     mark_lost,
-    objection,
-    receive,
+    record_aggregated,
     reply_to,
     restart,
-    slot_of,
+    stored_version,
+    validate_reply,
 )
 
 from .model import explore
@@ -30,28 +32,32 @@ RUN = "r"
 
 
 def server(version: int = 0, digest: str = "", incarnation: int = 0) -> ServerLedger:
-    return ServerLedger(RUN, {0: Entry(incarnation, version, digest)})
+    return ServerLedger(RUN, {0: LedgerEntry(incarnation, version, digest)})
 
 
-def slot(version: int, digest: str, sequence: int, task: str = "", incarnation: int = 0) -> Slot:
-    return Slot(RUN, incarnation, version, sequence, task, digest)
+def slot(
+    version: int, digest: str, sequence: int, task: str = "", incarnation: int = 0
+) -> StoredVersion:
+    return StoredVersion(RUN, incarnation, version, sequence, task, digest)
 
 
 def test_a_newcomer_computes_from_the_initial_state():
-    decision = receive(NOTHING, issue(ServerLedger(RUN), 0, 0, "c"))
+    decision = decide(NOTHING, create_task(ServerLedger(RUN), 0, 0, "c"))
     assert decision.action is Action.COMPUTE
     assert decision.ledger == NOTHING
 
 
 def test_a_repeated_task_is_answered_from_the_stored_reply():
-    task = issue(server(), 0, 0, "c")
-    ledger = ClientLedger(None, slot_of(reply_to(task, Kind.UPDATE)._replace(digest="a")))
-    assert receive(ledger, task).action is Action.REPLAY
+    task = create_task(server(), 0, 0, "c")
+    ledger = ClientLedger(
+        None, stored_version(reply_to(task, ReplyKind.UPDATE)._replace(digest="a"))
+    )
+    assert decide(ledger, task).action is Action.REPLAY
 
 
 def test_the_acknowledgement_promotes_and_the_next_version_is_computed():
     ledger = ClientLedger(None, slot(1, "a", sequence=0))
-    decision = receive(ledger, issue(server(1, "a"), 0, 1, "c"))
+    decision = decide(ledger, create_task(server(1, "a"), 0, 1, "c"))
     assert decision.action is Action.COMPUTE
     assert decision.promote
     assert decision.ledger == ClientLedger(slot(1, "a", sequence=0), None)
@@ -59,7 +65,7 @@ def test_the_acknowledgement_promotes_and_the_next_version_is_computed():
 
 def test_a_lost_reply_is_rolled_back():
     ledger = ClientLedger(slot(1, "a", 0), slot(2, "b", 1, task="old"))
-    decision = receive(ledger, issue(server(1, "a"), 0, 2, "c"))
+    decision = decide(ledger, create_task(server(1, "a"), 0, 2, "c"))
     assert decision.action is Action.COMPUTE
     assert not decision.promote
     assert decision.ledger == ClientLedger(slot(1, "a", 0), None)
@@ -69,15 +75,18 @@ def test_a_lost_reply_is_rolled_back():
     ("ledger", "task"),
     [
         # an older round after a newer one was answered
-        (ClientLedger(None, slot(1, "b", 6)), issue(server(), 0, 5, "c")),
+        (ClientLedger(None, slot(1, "b", 6)), create_task(server(), 0, 5, "c")),
         # an older acknowledgement
-        (ClientLedger(slot(2, "a", 3), None), issue(server(1, "x"), 0, 4, "c")),
+        (ClientLedger(slot(2, "a", 3), None), create_task(server(1, "x"), 0, 4, "c")),
         # an earlier incarnation
-        (ClientLedger(slot(1, "a", 3, incarnation=1), None), issue(server(1, "a"), 0, 4, "c")),
+        (
+            ClientLedger(slot(1, "a", 3, incarnation=1), None),
+            create_task(server(1, "a"), 0, 4, "c"),
+        ),
     ],
 )
 def test_an_outdated_task_changes_nothing(ledger, task):
-    decision = receive(ledger, task)
+    decision = decide(ledger, task)
     assert decision.action is Action.STALE
     assert decision.ledger == ledger
     assert not decision.promote
@@ -85,33 +94,35 @@ def test_an_outdated_task_changes_nothing(ledger, task):
 
 
 def test_a_wiped_disk_is_noticed():
-    decision = receive(NOTHING, issue(server(7, "a"), 0, 9, "c"))
+    decision = decide(NOTHING, create_task(server(7, "a"), 0, 9, "c"))
     assert decision.action is Action.LOST
-    assert "folded version 7" in decision.reason
-    assert "version 0 is all" in decision.reason
+    assert "version 7" in decision.reason
+    assert "version 0" in decision.reason
 
 
 def test_another_state_with_the_right_number_is_noticed():
     ledger = ClientLedger(slot(7, "b", 3), None)
-    assert receive(ledger, issue(server(7, "a"), 0, 9, "c")).action is Action.LOST
+    assert decide(ledger, create_task(server(7, "a"), 0, 9, "c")).action is Action.LOST
 
 
 def test_a_client_that_was_started_again_forgets_an_old_disk():
     ledger = ClientLedger(slot(7, "b", 3), slot(8, "c", 4))
-    decision = receive(ledger, issue(restart(server(7, "b"), 0), 0, 5, "c"))
+    decision = decide(ledger, create_task(restart(server(7, "b"), 0), 0, 5, "c"))
     assert decision.action is Action.COMPUTE
     assert decision.forget
     assert decision.ledger == NOTHING
 
 
-def test_the_server_folds_a_reply_once():
+def test_the_server_aggregates_a_reply_once():
     ledger = server(1, "a")
-    task = issue(ledger, 0, 3, "c")
-    reply = reply_to(task, Kind.UPDATE)._replace(digest="b")
-    assert objection(ledger, task, reply) is None
-    after = fold(ledger, reply)
-    assert after.entry(0) == Entry(0, 2, "b")
-    assert objection(after, task, reply) == "version 2 was folded already"
+    task = create_task(ledger, 0, 3, "c")
+    reply = reply_to(task, ReplyKind.UPDATE)._replace(digest="b")
+    validate_reply(ledger, task, reply)
+    after = record_aggregated(ledger, reply)
+    assert after.entry(0) == LedgerEntry(0, 2, "b")
+    with pytest.raises(RefusedError, match="version 2") as refused:
+        validate_reply(after, task, reply)
+    assert refused.value.reason is RefusalReason.PROTOCOL
 
 
 @pytest.mark.parametrize(
@@ -127,30 +138,31 @@ def test_the_server_folds_a_reply_once():
 )
 def test_the_server_refuses_what_does_not_answer_the_open_task(change):
     ledger = server(1, "a")
-    task = issue(ledger, 0, 3, "c")
-    reply = reply_to(task, Kind.UPDATE)._replace(digest="b", **change)
-    message = objection(ledger, task, reply)
-    assert message is not None
-    assert message.startswith(f"{next(iter(change))} is ")
+    task = create_task(ledger, 0, 3, "c")
+    reply = reply_to(task, ReplyKind.UPDATE)._replace(digest="b", **change)
+    with pytest.raises(RefusedError) as refused:
+        validate_reply(ledger, task, reply)
+    assert refused.value.reason is RefusalReason.PROTOCOL
+    assert refused.value.detail.startswith(next(iter(change)))
 
 
 def test_a_task_is_the_same_only_with_the_same_content():
     ledger = server(1, "a")
-    task = issue(ledger, 0, 3, "c")
-    assert task.id == issue(ledger, 0, 3, "c").id
+    task = create_task(ledger, 0, 3, "c")
+    assert task.id == create_task(ledger, 0, 3, "c").id
     others = [
-        issue(ledger, 0, 3, "d"),
-        issue(ledger, 0, 4, "c"),
-        issue(server(1, "b"), 0, 3, "c"),
-        issue(server(1, "a", 1), 0, 3, "c"),
+        create_task(ledger, 0, 3, "d"),
+        create_task(ledger, 0, 4, "c"),
+        create_task(server(1, "b"), 0, 3, "c"),
+        create_task(server(1, "a", 1), 0, 3, "c"),
     ]
     assert len({task.id, *(other.id for other in others)}) == 5
 
 
 def test_a_lost_client_is_marked_until_it_is_started_again():
     ledger = mark_lost(server(4, "a"), 0)
-    assert ledger.entry(0) == Entry(0, 4, "a", lost=True)
-    assert restart(ledger, 0).entry(0) == Entry(1, 0, "")
+    assert ledger.entry(0) == LedgerEntry(0, 4, "a", lost=True)
+    assert restart(ledger, 0).entry(0) == LedgerEntry(1, 0, "")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["rounds", "asynchronous"])

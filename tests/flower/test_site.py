@@ -18,9 +18,9 @@ from fedadmm.core.errors import StateError
 from fedadmm.core.messages import Download
 from fedadmm.flower import configured
 from fedadmm.flower.protocol import admission, wire
-from fedadmm.flower.protocol.ledger import ServerLedger, issue
-from fedadmm.flower.protocol.messages import parcel
-from fedadmm.flower.server.tasks import Broadcast
+from fedadmm.flower.protocol.ledger import ServerLedger, create_task
+from fedadmm.flower.protocol.payloads import parcel
+from fedadmm.flower.server.tasks import TrainingRequest
 from fedadmm.flower.site import app as site_app
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import config as configs
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 def a_task(settings, client=0, sequence=0):
     job = settings.server_job()
     cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), Round(0, 0))
-    broadcast = Broadcast(job, Download(cast), settings.admission, 0)
+    broadcast = TrainingRequest(job, Download(cast), settings.admission, 0)
     task = broadcast.task(ServerLedger("run"), client, sequence, sequence)
     return broadcast.content(task, sequence)
 
@@ -170,7 +170,7 @@ def test_a_task_that_does_not_fit_is_refused_with_a_sentence(what, tmp_path):
         "no precision": lambda: encode(packed._replace(plain={"round_index": 0})),
     }
     body = bodies[what]()
-    task = issue(ServerLedger("run"), 0, 0, digest(body))
+    task = create_task(ServerLedger("run"), 0, 0, digest(body))
     site = site_app.SiteState(tmp_path)
     sites, account = FakeGrid(settings, tmp_path)._sites, site_app.SiteAccount(tmp_path, 0)
     with site.locked(), pytest.raises(StateError):

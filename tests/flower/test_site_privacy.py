@@ -18,8 +18,8 @@ from fedadmm.core.privacy import Accountant, composed_epsilon
 from fedadmm.flower import SitePolicy
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ServerLedger
-from fedadmm.flower.protocol.messages import Question
-from fedadmm.flower.server.tasks import Broadcast
+from fedadmm.flower.protocol.payloads import EvaluationRequest
+from fedadmm.flower.server.tasks import TrainingRequest
 from fedadmm.flower.site.app import client_app
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, federation, run_through
@@ -37,7 +37,7 @@ def ask(grid, settings, run="run", client=0):
     """The answer of a site to the first task of a run."""
     job = settings.server_job()
     cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), Round(0, 0))
-    broadcast = Broadcast(job, Download(cast), settings.admission, 0)
+    broadcast = TrainingRequest(job, Download(cast), settings.admission, 0)
     task = broadcast.task(ServerLedger(run), client, 0, 0)
     message = Message(broadcast.content(task, 0), 1000 + client, "train")
     reply = grid._app(message, grid.context(client)).content
@@ -131,7 +131,7 @@ def test_two_runs_at_once_do_not_lose_a_count(tmp_path):
 
 def question(grid, vector, client=0):
     """A site's answer to a question for its metrics: whatever model the server likes."""
-    content = wire.write_body(encode(pack(Question(vector, None))))
+    content = wire.write_body(encode(pack(EvaluationRequest(vector, None))))
     message = Message(content, 1000 + client, "evaluate")
     return grid._app(message, grid.context(client)).content
 
@@ -148,7 +148,7 @@ def test_a_site_evaluates_nothing_unless_it_says_so_itself(tmp_path):
     grid.policy = {}
     assert answers(grid, 5) == 0
     found = question(grid, torch.zeros(DIMENSION))
-    assert "does not evaluate models; evaluations=N" in str(wire.read_beside(found, wire.DECLINED))
+    assert "does not evaluate models; evaluations=N" in str(wire.read_record(found, wire.DECLINED))
 
 
 def test_a_site_answers_as_many_questions_a_day_as_it_says(tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.flower.deploy.run import look
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.server.app import serve
-from fedadmm.flower.server.rundir import RunDirectory
-from fedadmm.flower.server.site_evaluation import Measured, far_off
+from fedadmm.flower.server.run_recorder import RunRecorder
+from fedadmm.flower.server.server_app import serve
+from fedadmm.flower.server.site_evaluation import SiteMetrics, outlying_metrics
 from fedadmm.run.record import flat
 from fedadmm.study.export import export, export_model
 from fedadmm.study.run_dir import RunDir
@@ -154,22 +154,22 @@ def test_without_rounds_the_sites_are_asked_at_the_end(tmp_path):
 
 def test_whoever_is_far_from_all_others_is_left_out():
     """At 100 times (1 + what most others say): 300 beside 1 and 2."""
-    assert set(far_off({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 310.0}})) == {2}
-    assert set(far_off({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 290.0}})) == set()
+    assert set(outlying_metrics({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 310.0}})) == {2}
+    assert set(outlying_metrics({0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 290.0}})) == set()
     # A site that says 0 would have shut out both others by the lower one of two.
-    assert set(far_off({0: {"a": 0.0}, 1: {"a": 5000.0}, 2: {"a": 5001.0}})) == set()
-    assert set(far_off({0: {"a": 0.0}, 1: {"a": -2000.0}})) == {1}
-    assert set(far_off({0: {"a": 1e20}})) == set()
+    assert set(outlying_metrics({0: {"a": 0.0}, 1: {"a": 5000.0}, 2: {"a": 5001.0}})) == set()
+    assert set(outlying_metrics({0: {"a": 0.0}, 1: {"a": -2000.0}})) == {1}
+    assert set(outlying_metrics({0: {"a": 1e20}})) == set()
 
 
 def test_leaving_any_one_out_must_not_change_the_verdict():
     weights = dict.fromkeys(range(3), 1 / 3)
-    close = Measured({0: {"loss": 1.0}, 1: {"loss": 1.0}, 2: {"loss": 9.0}}, weights)
+    close = SiteMetrics({0: {"loss": 1.0}, 1: {"loss": 1.0}, 2: {"loss": 9.0}}, weights)
     assert close.means()["loss"] == pytest.approx(11 / 3)
     assert not close.exceed(3.0)
     assert close.exceed(0.9)
-    assert Measured({0: {"loss": 5.0}}, {0: 1.0}).exceed(3.0)
-    assert not Measured({}, {}).exceed(3.0)
+    assert SiteMetrics({0: {"loss": 5.0}}, {0: 1.0}).exceed(3.0)
+    assert not SiteMetrics({}, {}).exceed(3.0)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -177,7 +177,7 @@ def test_a_deployed_run_is_exported_with_a_column_for_each_number_of_the_sites(t
     """The server's folder has no configuration, and a round without answers has no numbers."""
     settings = federation(fa.FedADMM(rho=1.0), rounds=3, evaluate_every=2)
     folder = tmp_path / "run"
-    directory = RunDirectory(folder)
+    directory = RunRecorder(folder)
     directory.finish(serve(settings, FakeGrid(settings, tmp_path), folder, [directory]))
     written = RunDir(folder)
     unheard = {"sites": {"answered": 0, "metrics": {}}}
@@ -201,7 +201,7 @@ def test_the_model_of_an_app_of_ones_own_is_exported_also_in_the_middle_of_a_run
 
     settings = federation(fa.FedADMM(rho=1.0), rounds=2, model=model, initial=None)
     folder, seen = tmp_path / "run", []
-    directory = RunDirectory(folder)
+    directory = RunRecorder(folder)
 
     def save(report):
         if report.record["round"] == 2:  # the checkpoint is that of round 1
@@ -231,7 +231,7 @@ def test_a_run_that_goes_on_is_no_longer_said_to_be_complete(tmp_path):
     folder, seen = tmp_path / "run", []
     for rounds in (1, 2):
         settings = federation(fa.FedADMM(rho=1.0), rounds=rounds)
-        directory = RunDirectory(folder)
+        directory = RunRecorder(folder)
         looks = [directory, lambda report: seen.append(look(folder)["status"])]
         directory.finish(serve(settings, FakeGrid(settings, tmp_path), folder, looks))
     assert seen == ["under way", "under way"]
@@ -259,7 +259,7 @@ def test_the_best_model_is_the_servers_choice_and_survives_its_restart(tmp_path)
         settings = replace(settings, experiment=replace(settings.experiment, patience=2))
         grid = Talkative(settings, tmp_path)
         grid.lies = lies
-        directory = RunDirectory(folder)
+        directory = RunRecorder(folder)
         keep = [directory, lambda report: seen.append(report.state)]
         return directory.finish(serve(settings, grid, folder, keep))
 

@@ -14,11 +14,11 @@ import fedadmm as fa
 from fedadmm.core import codec, files
 from fedadmm.core.codec import DamageError, Packed
 from fedadmm.core.errors import StateError
-from fedadmm.flower.protocol.admission import Brought, seal
-from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
-from fedadmm.flower.server import state
-from fedadmm.flower.server.app import serve
-from fedadmm.flower.server.state import SERVER, Saved, ServerState, new_run
+from fedadmm.flower.protocol.admission import UploadHistory, seal
+from fedadmm.flower.protocol.ledger import ReplyKind, ServerLedger, create_task, reply_to
+from fedadmm.flower.server import checkpoint
+from fedadmm.flower.server.checkpoint import SERVER, ServerCheckpoint, ServerState, new_run
+from fedadmm.flower.server.server_app import serve
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
 from fedadmm.run.client import record_layout
 from fedadmm.run.loop import initial_state
@@ -29,9 +29,9 @@ JOB = federation(fa.FedADMM(rho=1.0)).server_job()
 
 
 def a_commit(site: SiteState, sequence: int = 0):
-    task = issue(ServerLedger("run"), 0, sequence, "cast")
+    task = create_task(ServerLedger("run"), 0, sequence, "cast")
     body = codec.encode(Packed({"x": torch.full((6,), float(sequence))}, {"y": 1.5}))
-    reply = seal(reply_to(task, Kind.UPDATE), body)
+    reply = seal(reply_to(task, ReplyKind.UPDATE), body)
     site.commit(reply, body, record_layout(JOB))
     return reply, body
 
@@ -167,7 +167,9 @@ def test_a_checkpoint_comes_back(tmp_path):
     disk = ServerState(tmp_path, False, {"a": "1"})
     assert disk.load(initial_state(JOB)) is None
     state = initial_state(JOB)._replace(round=3, first_loss=0.1 + 0.2)
-    saved = Saved(state, new_run(), {7: 1}, 2, 5, {1: Brought(2, [{"x": 0.1}], {"x": 0.3})})
+    saved = ServerCheckpoint(
+        state, new_run(), {7: 1}, 2, 5, {1: UploadHistory(2, [{"x": 0.1}], {"x": 0.3})}
+    )
     saved = saved._replace(length=0.6, weights=(0.1 + 0.2, 0.7))
     disk.save(saved, {})
     again = ServerState(tmp_path, False, {"a": "1"}).load(initial_state(JOB))
@@ -178,7 +180,7 @@ def test_a_checkpoint_comes_back(tmp_path):
 
 
 def test_another_configuration_does_not_resume(tmp_path):
-    saved = Saved(initial_state(JOB), new_run(), {})
+    saved = ServerCheckpoint(initial_state(JOB), new_run(), {})
     ServerState(tmp_path, False, {"seed": "0"}).save(saved, {})
     with pytest.raises(StateError, match=r"differs in seed \(0 -> 1\)"):
         ServerState(tmp_path, False, {"seed": "1"}).load(initial_state(JOB))
@@ -207,7 +209,7 @@ def test_other_weights_or_another_start_do_not_resume(change, key, tmp_path, qui
 @pytest.mark.parametrize("place", [0, 9, -1])
 def test_a_damaged_checkpoint_is_refused(place, tmp_path):
     disk = ServerState(tmp_path, False, {})
-    disk.save(Saved(initial_state(JOB), new_run(), {}), {})
+    disk.save(ServerCheckpoint(initial_state(JOB), new_run(), {}), {})
     spoil(tmp_path / SERVER, place)
     with pytest.raises(DamageError, match="damaged"):
         disk.load(initial_state(JOB))
@@ -240,11 +242,11 @@ def test_a_checkpoint_of_an_earlier_version_is_named(tmp_path):
 def test_a_checkpoint_of_another_format_is_named(tmp_path, monkeypatch):
     disk = ServerState(tmp_path, False, {})
     with monkeypatch.context() as before:
-        before.setattr(state, "FORMAT", state.FORMAT - 1)
-        disk.save(Saved(initial_state(JOB), new_run(), {}), {})
+        before.setattr(checkpoint, "FORMAT", checkpoint.FORMAT - 1)
+        disk.save(ServerCheckpoint(initial_state(JOB), new_run(), {}), {})
     with pytest.raises(StateError, match="written by an earlier version of fedadmm; finish the"):
         disk.load(initial_state(JOB))
-    disk.save(Saved(initial_state(JOB), new_run(), {}), {})
+    disk.save(ServerCheckpoint(initial_state(JOB), new_run(), {}), {})
     assert disk.load(initial_state(JOB)) is not None
 
 

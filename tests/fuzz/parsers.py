@@ -52,15 +52,28 @@ with warnings.catch_warnings():
 from fedadmm.flower.configured import Deployment, read_deployment
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.protocol import messages as arriving, wire
-from fedadmm.flower.protocol.admission import Admission, Brought, seal
-from fedadmm.flower.protocol.ledger import Entry, Kind, RefusedError, Reply, ServerLedger, Task
-from fedadmm.flower.protocol.messages import (
-    answer_template,
-    parcel_template,
+from fedadmm.flower.protocol import payloads as arriving
+from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol.admission import Admission, UploadHistory, seal
+from fedadmm.flower.protocol.ledger import (
+    LedgerEntry,
+    RefusedError,
+    Reply,
+    ReplyKind,
+    ServerLedger,
+    Task,
 )
-from fedadmm.flower.server.rundir import EVENTS, read_events
-from fedadmm.flower.server.state import Saved, ServerState, fingerprint, read_known
+from fedadmm.flower.protocol.payloads import (
+    payload_template,
+    result_template,
+)
+from fedadmm.flower.server.checkpoint import (
+    ServerCheckpoint,
+    ServerState,
+    fingerprint,
+    read_summary,
+)
+from fedadmm.flower.server.run_recorder import EVENTS, read_events
 from fedadmm.flower.site.state import PENDING, SiteState
 from fedadmm.run.loop import initial_state
 
@@ -142,14 +155,14 @@ def _federation() -> Federation:
 
 def _messages() -> Iterator[Parser]:
     job = _federation().server_job()
-    answer = answer_template(job, parcel_template(job).download)
+    answer = result_template(job, payload_template(job).download)
     body = codec.encode(codec.pack(answer))
-    parcel = codec.encode(codec.pack(parcel_template(job)))
+    parcel = codec.encode(codec.pack(payload_template(job)))
     yield Parser("codec", [body, parcel], arriving.decode, (RefusedError,))
     yield Parser("parcel", [parcel], lambda data: _unpacked_parcel(job, data), (RefusedError,))
     task = Task("run", 1, 3, 0, 2, "d", "c")
-    ledger = ServerLedger("run", {1: Entry(0, 2, "d")})
-    reply = Reply(Kind.UPDATE, task.id, "run", 1, 3, 0, 3)
+    ledger = ServerLedger("run", {1: LedgerEntry(0, 2, "d")})
+    reply = Reply(ReplyKind.UPDATE, task.id, "run", 1, 3, 0, 3)
 
     def admit(data: bytes) -> object:
         scale = float(job.initial.norm())
@@ -172,8 +185,8 @@ def _messages() -> Iterator[Parser]:
 
 def _unpacked_parcel(job: Job, data: bytes) -> object:
     packed = arriving.decode(data)
-    arriving.check_like(parcel_template(job), packed, optional=True)
-    return codec.unpack(parcel_template(job), packed)
+    arriving.check_like(payload_template(job), packed, optional=True)
+    return codec.unpack(payload_template(job), packed)
 
 
 def _record(kind: Any, document: Any) -> Any:
@@ -218,9 +231,9 @@ def _stored(folder: Path) -> Iterator[Parser]:
     job = settings.server_job()
     server = folder / "server"
     state = ServerState(server, True, fingerprint(settings, job))
-    saved = Saved(
-        initial_state(job, PLAN), ServerLedger("run", {1: Entry(0, 2, "d")}), {7: 1}, 1, 0,
-        {1: Brought(2, [{"upload.message.increment": 2.0}], {"upload.message.increment": 2.0})},
+    saved = ServerCheckpoint(
+        initial_state(job, PLAN), ServerLedger("run", {1: LedgerEntry(0, 2, "d")}), {7: 1}, 1, 0,
+        {1: UploadHistory(2, [{(name := "upload.message.increment"): 2.0}], {name: 2.0})},
     )  # fmt: skip
     state.save(saved, {})
     path = server / "server.safetensors"
@@ -230,7 +243,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
 
     def load(_: object = None) -> None:
         state.load(initial_state(job, PLAN))
-        read_known(server)
+        read_summary(server)
 
     def load_values(document: Any) -> None:
         plain = packed.plain | {"values": json.dumps(document)}
@@ -245,7 +258,7 @@ def _stored(folder: Path) -> Iterator[Parser]:
 def _site(folder: Path, job: Job) -> Parser:
     record = record_layout(job)
     body = codec.encode(codec.pack(record))
-    reply = seal(Reply(Kind.UPDATE, "t", "run", 1, 3, 0, 3), body)
+    reply = seal(Reply(ReplyKind.UPDATE, "t", "run", 1, 3, 0, 3), body)
     SiteState(folder).commit(reply, body, record)
     whole = (folder / PENDING).read_bytes()
 
@@ -378,7 +391,7 @@ def _recorded(folder: Path) -> Iterator[Parser]:
     partition = _dumped({"clients": 2, "names": ["a", "b"], "sizes": [1, 2], "total_size": 3})
     read = _file(lone / "partition.json", read_json)
     yield Parser("partition.json", partition, read, (DataError,), "json")
-    event = _dumped({"sequence": 1, "client": 0, "word": "norm", "detail": "x"})[0] + b"\n"
+    event = _dumped({"sequence": 1, "client": 0, "reason": "norm", "detail": "x"})[0] + b"\n"
     events = _file(lone / EVENTS, lambda path: read_events(path.parent))
     yield Parser("events.jsonl", [event * 2], events, (DataError,))
     known = _dumped([{"name": "superlink", "group": 2**22 + 1, "started": 1.0}])

@@ -25,8 +25,8 @@ from fedadmm.core import trees
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import is_sealed
-from fedadmm.flower.protocol.ledger import Entry, Kind, Reply, Task
-from fedadmm.flower.protocol.messages import parcel_template
+from fedadmm.flower.protocol.ledger import LedgerEntry, Reply, ReplyKind, Task
+from fedadmm.flower.protocol.payloads import payload_template
 from fedadmm.flower.site.state import ACKED, PENDING
 from fedadmm.run.client import message_template
 
@@ -104,7 +104,7 @@ class Checkpoint(NamedTuple):
 
     run: str
     round: int
-    entries: Mapping[int, Entry]
+    entries: Mapping[int, LedgerEntry]
     arrays: Arrays
 
 
@@ -133,7 +133,7 @@ def checkpoint(data: bytes) -> Checkpoint:
     """A server's file."""
     plain, arrays = packed(data)
     values = json.loads(plain["values"])
-    entries = {int(client): Entry(*entry) for client, entry in values["entries"].items()}
+    entries = {int(client): LedgerEntry(*entry) for client, entry in values["entries"].items()}
     return Checkpoint(values["run"], int(values["state"]["plain"]["round"]), entries, arrays)
 
 
@@ -160,7 +160,7 @@ def _largest(body: bytes) -> float:
 class Chain(NamedTuple):
     """What was folded of one client since its last incarnation began."""
 
-    entry: Entry
+    entry: LedgerEntry
     total: Numbers
     held: Numbers
     """`total` when the client's own last upload was folded, as far as the client can know."""
@@ -187,7 +187,7 @@ class Upload(NamedTuple):
 def _layout(settings: Federation) -> list[tuple[str, int]]:
     """The names of what an upload holds, and how many numbers each."""
     job = settings.server_job()
-    message = message_template(job, parcel_template(job).download.broadcast)
+    message = message_template(job, payload_template(job).download.broadcast)
     named = trees.named_tensors(message, "upload.message")
     return [(name, leaf.numel()) for name, leaf in named]
 
@@ -264,8 +264,8 @@ class Books:
         if data is None:
             raise Violation(f"a task for client {task.client} left before the state was durable")
         saved = self.checkpoint(data)
-        entry = saved.entries.get(task.client, Entry())
-        told = (task.run, task.incarnation, task.folded, task.folded_digest)
+        entry = saved.entries.get(task.client, LedgerEntry())
+        told = (task.run, task.incarnation, task.acked_version, task.acked_digest)
         durable = (saved.run, entry.incarnation, entry.version, entry.digest)
         if told != durable:
             raise Violation(f"client {task.client} was told {told}, but the disk says {durable}")
@@ -277,10 +277,10 @@ class Books:
 
         One that is to be masked waits on the disk of `holder`.
         """
-        ready = reply.kind is Kind.READY
+        ready = reply.kind is ReplyKind.READY
         if ready:
             self._digests[reply.task] = reply.digest
-        if not (reply.kind is Kind.UPDATE or ready) or not is_sealed(reply, body):
+        if not (reply.kind is ReplyKind.UPDATE or ready) or not is_sealed(reply, body):
             return
         if machine is not None:
             digests = [
@@ -325,7 +325,7 @@ class Books:
     def masked(self, asked: RecordDict, answered: RecordDict, machine: str) -> None:
         """Words leave a site: for three or more, under one set, and each mask for one upload."""
         reply, body = wire.read_reply(answered, 10**9)
-        if reply.kind is not Kind.MASKED:
+        if reply.kind is not ReplyKind.MASKED:
             return
         found: Any = asked[wire.SET]
         clients, publics = tuple(found["clients"]), bytes(found["publics"])
@@ -361,7 +361,7 @@ class Books:
         if not demands or before is None or task.client in self.tampered:
             return
         last, old = before
-        acknowledged = self._digests.get(last) == task.folded_digest
+        acknowledged = self._digests.get(last) == task.acked_digest
         if last != task.id and not acknowledged and 0 < len(chosen ^ old) < fewest:
             raise Violation(f"client {task.client} left with {set(old)}, then with {set(chosen)}")
 
@@ -385,7 +385,7 @@ class Books:
             raise Violation("another run took the place of one that had begun")
         if before is not None and now.round not in (before.round, before.round + 1):
             raise Violation(f"round {now.round} follows round {before.round}")
-        first = Chain(Entry(), virtual.total, virtual.total)
+        first = Chain(LedgerEntry(), virtual.total, virtual.total)
         chains = {
             c: self._next(c, earlier.get(c, first), first, entry)
             for c, entry in now.entries.items()
@@ -393,7 +393,7 @@ class Books:
         self._known[new] = now, *self._moved(earlier, chains, virtual)
         self._compare(*self._known[new])
 
-    def _next(self, client: int, chain: Chain, first: Chain, entry: Entry) -> Chain:
+    def _next(self, client: int, chain: Chain, first: Chain, entry: LedgerEntry) -> Chain:
         before = chain.entry
         if (entry.incarnation, entry.version) == (before.incarnation, before.version):
             if entry.digest != before.digest:
@@ -422,22 +422,24 @@ class Books:
         self, earlier: Mapping[int, Chain], chains: dict[int, Chain], virtual: Virtual
     ) -> tuple[dict[int, Chain], Virtual]:
         """Whoever was not part of a step has moved by sigma times its mean."""
-        nobody = Chain(Entry(), self._nothing, self._nothing)
-        folded = {
+        nobody = Chain(LedgerEntry(), self._nothing, self._nothing)
+        acked_version = {
             c: self._weights[c]
             for c, chain in chains.items()
             if chain.entry.version > earlier.get(c, nobody).entry.version
         }
-        if self._sigma == 0.0 or not folded:
+        if self._sigma == 0.0 or not acked_version:
             return chains, virtual
-        share = sum(folded.values())
+        share = sum(acked_version.values())
         sigma = self._sigma
         if sigma == "auto":
-            sigma = min(1.0, len(folded) / 10) * (1 - virtual.unseen)
-        steps = [self.uploads[chains[c].entry.digest].numbers[0] for c in folded]
-        mean = sum(w * step for w, step in zip(folded.values(), steps, strict=True)) / share
+            sigma = min(1.0, len(acked_version) / 10) * (1 - virtual.unseen)
+        steps = [self.uploads[chains[c].entry.digest].numbers[0] for c in acked_version]
+        mean = sum(w * step for w, step in zip(acked_version.values(), steps, strict=True)) / share
         moved = {
-            c: chain if c in folded else chain._replace(total=(chain.total[0] + sigma * mean,))
+            c: chain
+            if c in acked_version
+            else chain._replace(total=(chain.total[0] + sigma * mean,))
             for c, chain in chains.items()
         }
         return moved, Virtual((virtual.total[0] + sigma * mean,), virtual.unseen * (1 - share))

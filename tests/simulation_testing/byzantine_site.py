@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 from fedadmm.core.codec import Packed, decode, encode
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.protocol.ledger import Kind, RefusedError, Reply, reply_to
+from fedadmm.flower.protocol.ledger import RefusedError, Reply, ReplyKind, reply_to
 
 
 class Liar:
@@ -42,9 +42,9 @@ class Liar:
         if kind == 2:
             return wire.write(reply, body + bytes(chance.choice([1, 10**5])))
         if kind == 3:
-            claimed = chance.choice([Kind.LOST, Kind.STALE, Kind.FAILED])
+            claimed = chance.choice([ReplyKind.LOST, ReplyKind.STALE, ReplyKind.FAILED])
             return wire.write(reply_to(task, claimed, "\x1b[2J it was\nnot me"), b"")
-        if reply.kind not in (Kind.UPDATE, Kind.MASKED):
+        if reply.kind not in (ReplyKind.UPDATE, ReplyKind.MASKED):
             return truth
         if kind == 4:
             return self._with_head(reply, body)

@@ -20,9 +20,9 @@ import fedadmm as fa
 from fedadmm.core import clock, files
 from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.server import state
-from fedadmm.flower.server.app import server_app
-from fedadmm.flower.server.rundir import read_events
+from fedadmm.flower.server import checkpoint as server_checkpoint
+from fedadmm.flower.server.run_recorder import read_events
+from fedadmm.flower.server.server_app import server_app
 from fedadmm.run.record import read
 from fedadmm.study.run_dir import RunDir
 
@@ -77,7 +77,7 @@ class Scenario:
             with (
                 files.using(self.world.disk),
                 clock.using(Time(self.world)),
-                mock.patch.object(state, "uuid", fake),
+                mock.patch.object(server_checkpoint, "uuid", fake),
             ):
                 yield
         finally:

@@ -13,8 +13,8 @@ from fedadmm.core import files
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import ClientRecord
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.protocol.ledger import Kind, ServerLedger, issue, reply_to
-from fedadmm.flower.server.rundir import EVENTS, RunDirectory, read_events
+from fedadmm.flower.protocol.ledger import ReplyKind, ServerLedger, create_task, reply_to
+from fedadmm.flower.server.run_recorder import EVENTS, RunRecorder, read_events
 from fedadmm.flower.site.state import PENDING, SiteState
 from fedadmm.run.state import RoundReport
 from support.records import made
@@ -36,8 +36,8 @@ def test_a_reply_is_sent_again_only_when_its_name_is_on_the_disk() -> None:
 
     disk = SimulatedDisk(before)
     with files.using(disk):
-        task = issue(ServerLedger("run"), 0, 0, "cast")
-        reply = seal(reply_to(task, Kind.UPDATE), b"body")
+        task = create_task(ServerLedger("run"), 0, 0, "cast")
+        reply = seal(reply_to(task, ReplyKind.UPDATE), b"body")
         site = SiteState(SITE)
         refused.append(str(SITE))
         with pytest.raises(StateError, match="Input/output error"):
@@ -53,13 +53,13 @@ def test_a_reply_is_sent_again_only_when_its_name_is_on_the_disk() -> None:
 
 
 def test_events_that_a_crash_tore_are_left_out(tmp_path: Path) -> None:
-    whole = b'{"word": "lost"}\n'
-    for torn in (b'{"wor', bytes(12), b'{"wor{"word": "norm"}\n'):
+    whole = b'{"reason": "lost"}\n'
+    for torn in (b'{"rea', bytes(12), b'{"reas{"reason": "norm"}\n'):
         (tmp_path / EVENTS).write_bytes(whole + torn)
-        directory = RunDirectory(tmp_path)
-        record = made(1) | {"network": {"events": [{"word": "norm"}]}}
+        directory = RunRecorder(tmp_path)
+        record = made(1) | {"network": {"events": [{"reason": "norm"}]}}
         directory(RoundReport(None, record, (), None))  # type: ignore[arg-type]
-        assert read_events(tmp_path) == [{"word": "lost"}, {"word": "norm"}]
+        assert read_events(tmp_path) == [{"reason": "lost"}, {"reason": "norm"}]
 
 
 def test_after_the_first_round_with_everybody_new_tasks_go_out_at_once() -> None:

@@ -19,7 +19,7 @@ from fedadmm.core.errors import StateError
 from fedadmm.core.messages import Missed
 from fedadmm.core.pipeline import Sent, Uploads
 from fedadmm.flower.protocol import admission, ledger
-from fedadmm.flower.secure_aggregation import held_uploads as site_masking
+from fedadmm.flower.secure_aggregation import pending_uploads as site_masking
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site, gate
 from fedadmm.flower.site.state import SiteAccount, SiteState
@@ -132,7 +132,7 @@ def acknowledge_before_fold(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: Service, state: Any) -> None:
         moved = self.engine.ledger
         for accepted in self.engine._answers.values():
-            moved = ledger.fold(moved, accepted.reply)
+            moved = ledger.record_aggregated(moved, accepted.reply)
         self.disk.save(self.saved._replace(ledger=moved), {})
         settle(self, state)
 
@@ -159,7 +159,7 @@ def reuse_a_version(patch: pytest.MonkeyPatch) -> None:
     reply_to = ledger.reply_to
 
     def same(task: Any, kind: Any, reason: str = "") -> Any:
-        return reply_to(task, kind, reason)._replace(version=max(task.folded, 1))
+        return reply_to(task, kind, reason)._replace(version=max(task.acked_version, 1))
 
     patch.setattr(site, "reply_to", same)
     patch.setattr(ledger, "reply_to", same)
@@ -167,7 +167,7 @@ def reuse_a_version(patch: pytest.MonkeyPatch) -> None:
 
 def fold_twice(patch: pytest.MonkeyPatch) -> None:
     """A reply that was folded is folded again when it comes again."""
-    patch.setattr(admission, "objection", lambda *_: None)
+    patch.setattr(admission, "validate_reply", lambda *_: None)
 
 
 def skip_the_seal_of_files(patch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def without_locks(patch: pytest.MonkeyPatch) -> None:
 
 def weights_may_change(patch: pytest.MonkeyPatch) -> None:
     """A run goes on with other settings."""
-    from fedadmm.flower.server.state import ServerState
+    from fedadmm.flower.server.checkpoint import ServerState
 
     patch.setattr(ServerState, "_compare", lambda *_: None)
 
@@ -286,28 +286,28 @@ def mask_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def a_set_of_two(patch: pytest.MonkeyPatch) -> None:
     """A site is summed with whomever the server names."""
-    release = site_masking.Waiting.release
+    release = site_masking.PendingUploads.release
 
     def obedient(self: Any, peers: Any, task: str, shares: Any, least: int, *more: Any) -> Any:
         return release(self, peers._replace(minimum=0), task, shares, 0, *more)
 
-    patch.setattr(site_masking.Waiting, "release", obedient)
+    patch.setattr(site_masking.PendingUploads, "release", obedient)
 
 
 def under_two_sets(patch: pytest.MonkeyPatch) -> None:
     """A site does not remember for which set its upload left."""
-    patch.setattr(site_masking.Waiting, "left", lambda _: None)
+    patch.setattr(site_masking.PendingUploads, "left", lambda _: None)
 
 
 def near_the_last_set(patch: pytest.MonkeyPatch) -> None:
     """A site forgets that it demands the set of an upload that was not acknowledged."""
-    demand = site_masking.Waiting.demand
+    demand = site_masking.PendingUploads.demand
 
     def forgetful(self: Any, *given: Any) -> Any:
         found = demand(self, *given)
         return found if found.apart == 0 else found._replace(clients=frozenset())
 
-    patch.setattr(site_masking.Waiting, "demand", forgetful)
+    patch.setattr(site_masking.PendingUploads, "demand", forgetful)
 
 
 def forget_a_set(patch: pytest.MonkeyPatch) -> None:

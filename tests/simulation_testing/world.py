@@ -24,7 +24,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedadmm.core import clock, pairwise_masks
 from fedadmm.core.errors import FedADMMError
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import Kind, RefusedError
+from fedadmm.flower.protocol.ledger import RefusedError, ReplyKind
 from fedadmm.flower.site import gate
 from fedadmm.flower.site.app import client_app
 
@@ -539,10 +539,12 @@ class World:
         machine, agreed = node.machine, self.plan.policies[node.client]
         reply = wire.read_reply(content, 10**9)[0] if wire.HEAD in content else None
         kind = None if reply is None else reply.kind
-        leaves = kind in (Kind.UPDATE, Kind.READY, Kind.MASKED) or wire.METRICS in content
+        leaves = (
+            kind in (ReplyKind.UPDATE, ReplyKind.READY, ReplyKind.MASKED) or wire.METRICS in content
+        )
         if leaves and machine in self._withdrawn:
             raise Violation(f"{machine} takes part although its file excludes the method")
-        if kind is Kind.DECLINED and agreed.get("approval"):
+        if kind is ReplyKind.DECLINED and agreed.get("approval"):
             self.counts["declined tasks"] += 1
             self.late |= {node.client} if self.quiet else set()
             seconds = 0.1 if self.quiet else self.chance.uniform(1, 60)
@@ -578,8 +580,8 @@ class World:
             reply, body = wire.read_reply(content, 10**9)
         except RefusedError:
             return
-        if reply.kind is Kind.READY:  # which is sealed over the key beside it
-            body = bytes(wire.read_beside(content, wire.SHARE).get("public", b""))
+        if reply.kind is ReplyKind.READY:  # which is sealed over the key beside it
+            body = bytes(wire.read_record(content, wire.SHARE).get("public", b""))
         self.books.reply(reply, body, self.now, machine, holder)
 
     def _replaced(self, path: str, old: bytes | None, new: bytes) -> None:

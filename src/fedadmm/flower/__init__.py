@@ -16,7 +16,7 @@ _HOME = {
     "Site": "fedadmm.flower.site.app",
     "SitePolicy": "fedadmm.flower.site.policy",
     "client_app": "fedadmm.flower.site.app",
-    "server_app": "fedadmm.flower.server.app",
+    "server_app": "fedadmm.flower.server.server_app",
 }
 
 __all__ = sorted(_HOME)

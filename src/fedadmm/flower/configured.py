@@ -30,7 +30,7 @@ from fedadmm.flower.federation import (
     Federation,
     check_deployable,
 )
-from fedadmm.flower.server.app import server_app
+from fedadmm.flower.server.server_app import server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulate import local_length

@@ -42,7 +42,7 @@ from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.federation import Elsewhere, Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.site.app import gate_of, read_question, trained
+from fedadmm.flower.site.app import gate_of, read_evaluation_request, trained
 from fedadmm.flower.site.policy import DeclinedError, SitePolicy
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class DropIn:
         from flwr.app import ArrayRecord, MetricRecord
         from flwr.serverapp.strategy import Result
 
-        from fedadmm.flower.server.app import log, log_round, serve
-        from fedadmm.flower.server.rundir import RunDirectory
+        from fedadmm.flower.server.run_recorder import RunRecorder
+        from fedadmm.flower.server.server_app import log, log_round, serve
 
         flat = self._flat()
         result = Result()
@@ -191,7 +191,7 @@ class DropIn:
             identity=self._identity(grid, train_config),
             patience=patience if timeout is None else replace(patience, round=timeout),
         )
-        directory = RunDirectory(_folder(grid, run_dir))
+        directory = RunRecorder(_folder(grid, run_dir))
         done = directory.rounds
         log.info("The run is kept in %s%s", directory.path, f" ({done} rounds so far)" * bool(done))
         if not done:
@@ -233,7 +233,7 @@ class DropIn:
 
         told: dict[str, float] = {}
         content = message.content
-        config = wire.read_beside(content, wire.CONFIG)
+        config = wire.read_record(content, wire.CONFIG)
 
         def train(state: dict[str, Tensor], number: int) -> Mapping[str, Tensor]:
             message.content = _records(state, {**config, "server-round": number})
@@ -268,8 +268,8 @@ class DropIn:
             declined = gate.declines()
             if declined is not None:
                 return wire.write_declined(declined)
-            flat, config = self._flat(), wire.read_beside(content, wire.CONFIG)
-            question = read_question(wire.read_body(content), flat.num_parameters)
+            flat, config = self._flat(), wire.read_record(content, wire.CONFIG)
+            question = read_evaluation_request(wire.read_body(content), flat.num_parameters)
             flat.load(question.params)
             if question.buffers is not None:
                 flat.load_buffers(question.buffers)

@@ -32,8 +32,8 @@ from fedadmm.flower.deploy.network import LocalNetwork
 from fedadmm.flower.deploy.processes import PROCESSES, Group, end_group, recorded
 from fedadmm.flower.deploy.project import PACKAGE, write_configured
 from fedadmm.flower.federation import Patience
-from fedadmm.flower.server.rundir import WAITING, read_events
-from fedadmm.flower.server.state import read_known
+from fedadmm.flower.server.checkpoint import read_summary
+from fedadmm.flower.server.run_recorder import WAITING, read_events
 from fedadmm.flower.site.policy import POLICY, written
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
@@ -217,7 +217,7 @@ def look(folder: Path) -> dict[str, Any]:
 
 def _at_sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
     """For each client: its node and version, when it last took part, what was refused."""
-    known, events = read_known(folder / CHECKPOINT), read_events(folder)
+    known, events = read_summary(folder / CHECKPOINT), read_events(folder)
     heard = {client: record for record in records for client in clients(record)}
     seen = heard.keys() | known.entries.keys() | known.nodes.keys()
     sites = []
@@ -232,7 +232,7 @@ def _at_sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
                 "lost": entry is not None and entry.lost,
                 "last_round": last["round"] if last is not None else None,
                 "last_heard": last["clock"].get("at") if last is not None else None,
-                "refused": dict(Counter(event["word"] for event in own)),
+                "refused": dict(Counter(event["reason"] for event in own)),
                 "last_refusal": f"{own[-1]['word']}: {own[-1]['detail']}" if own else None,
             }
         )

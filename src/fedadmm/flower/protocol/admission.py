@@ -12,15 +12,15 @@ from annotated_types import Ge
 from fedadmm.core.codec import Packed, Plain, digest, pack, unpack
 from fedadmm.core.parts import Positive, checked
 from fedadmm.flower.protocol.ledger import (
+    RefusalReason,
     RefusedError,
     Reply,
     ServerLedger,
     Task,
-    Word,
-    objection,
     printable,
+    validate_reply,
 )
-from fedadmm.flower.protocol.messages import Answer, check_like, decode
+from fedadmm.flower.protocol.payloads import ClientResult, check_like, decode
 
 Sizes = Mapping[str, float]
 """The norm of each vector of an upload, by its name, and the numbers about the work."""
@@ -51,14 +51,14 @@ _UNKNOWN = frozenset(("info.solve.epochs", "info.solve.passes", "info.solve.accu
 """What may be NaN, because not every solver knows it."""
 
 
-class Admitted(NamedTuple):
+class AdmittedUpdate(NamedTuple):
     """An answer that may be folded, and how large its vectors are."""
 
-    answer: Answer
+    answer: ClientResult
     sizes: Sizes
 
 
-class Brought(NamedTuple):
+class UploadHistory(NamedTuple):
     """What a client has brought so far."""
 
     step: int
@@ -68,7 +68,7 @@ class Brought(NamedTuple):
     largest: Sizes
 
     @classmethod
-    def after(cls, before: Brought | None, step: int, sizes: Sizes) -> Brought:
+    def after(cls, before: UploadHistory | None, step: int, sizes: Sizes) -> UploadHistory:
         """With one more upload."""
         if before is None:
             return cls(step, [sizes], sizes)
@@ -99,10 +99,10 @@ class Admission:
         task: Task,
         reply: Reply,
         body: bytes,
-        template: Answer,
+        template: ClientResult,
         scale: float,
-        arrived: Callable[[Answer], Answer],
-    ) -> Admitted:
+        arrived: Callable[[ClientResult], ClientResult],
+    ) -> AdmittedUpdate:
         """The answer of an update as `arrived` decodes it, or a RefusedError."""
         check_answers(ledger, task, reply, body)
         packed = decode(body)
@@ -113,12 +113,12 @@ class Admission:
         sizes = _sizes(pack(answer), ceiling) | _numbers(packed.plain)
         solve = answer.info.solve._replace(status=printable(answer.info.solve.status))
         info = answer.info._replace(client=task.client, solve=solve)
-        return Admitted(answer._replace(info=info), sizes)
+        return AdmittedUpdate(answer._replace(info=info), sizes)
 
     def outliers(
         self,
         arrived: Mapping[int, Sizes],
-        past: Mapping[int, Brought],
+        past: Mapping[int, UploadHistory],
         step: int = 0,
         scale: float = 0.0,
     ) -> dict[int, RefusedError]:
@@ -129,10 +129,10 @@ class Admission:
                 bound = self._bound(client, name, arrived, past, step)
                 if name in _FURTHEST and size > bound:
                     detail = f"{name} is {size:.3g}, but the others' are below {bound:.3g}"
-                    found[client] = RefusedError(Word.RANGE, detail)
+                    found[client] = RefusedError(RefusalReason.RANGE, detail)
                 elif name not in _FURTHEST and size > max(bound, _NOTHING * (1 + scale)):
                     found[client] = RefusedError(
-                        Word.NORM,
+                        RefusalReason.NORM,
                         f"{name} has norm {size:.3g}, but at most {bound:.3g} may come, "
                         f"{self.norm_factor:g} times what this client or most others have sent; "
                         "Admission(norm_factor=...) sets it",
@@ -144,7 +144,7 @@ class Admission:
         client: int,
         name: str,
         arrived: Mapping[int, Sizes],
-        past: Mapping[int, Brought],
+        past: Mapping[int, UploadHistory],
         step: int,
     ) -> float:
         own = past.get(client)
@@ -184,11 +184,12 @@ def _sizes(packed: Packed, ceiling: float) -> dict[str, float]:
     sizes = {}
     for name, tensor in packed.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise RefusedError(Word.FINITE, f"{name} holds a NaN or an infinity")
+            raise RefusedError(RefusalReason.FINITE, f"{name} holds a NaN or an infinity")
         sizes[name] = float(torch.linalg.vector_norm(tensor.double()))
         if sizes[name] > ceiling:
             raise RefusedError(
-                Word.NORM, f"{name} has norm {sizes[name]:.3g}, but at most {ceiling:.3g} may come"
+                RefusalReason.NORM,
+                f"{name} has norm {sizes[name]:.3g}, but at most {ceiling:.3g} may come",
             )
     return sizes
 
@@ -196,7 +197,7 @@ def _sizes(packed: Packed, ceiling: float) -> dict[str, float]:
 def _check_info(plain: Mapping[str, Plain], ceiling: float) -> None:
     """What a site says about its work ends up in sums and squares of the record."""
     if plain.get("info.finite") is not True:
-        raise RefusedError(Word.FINITE, "the client says that its result is not finite")
+        raise RefusedError(RefusalReason.FINITE, "the client says that its result is not finite")
     for name, value in plain.items():
         if isinstance(value, bool | str) or name == "info.client":
             continue
@@ -205,7 +206,7 @@ def _check_info(plain: Mapping[str, Plain], ceiling: float) -> None:
         largest = _LARGEST.get(name, ceiling)
         if not 0.0 <= value <= largest:
             detail = f"{name} is {str(value)[:40]}, but must be in 0 … {largest:g}"
-            raise RefusedError(Word.RANGE, detail)
+            raise RefusedError(RefusalReason.RANGE, detail)
 
 
 def _sealed_head(reply: Reply) -> dict[str, Plain]:
@@ -222,11 +223,9 @@ def seal(reply: Reply, body: bytes) -> Reply:
 
 def check_answers(ledger: ServerLedger, task: Task, reply: Reply, body: bytes) -> None:
     """Refuse a reply that does not answer this task, or whose digest is not that of its content."""
-    protest = objection(ledger, task, reply)
-    if protest is not None:
-        raise RefusedError(Word.PROTOCOL, protest)
+    validate_reply(ledger, task, reply)
     if not is_sealed(reply, body):
-        raise RefusedError(Word.DIGEST, "it is not that of the content")
+        raise RefusedError(RefusalReason.DIGEST, "it is not that of the content")
 
 
 def is_sealed(reply: Reply, body: bytes) -> bool:

@@ -1,25 +1,26 @@
-"""Exactly-once increments: who knows which version of a client's state.
+"""Exactly-once updates: which version of a client's state server and client agree on.
 
-Every method of the family uploads increments, so an upload that is lost after the client moved,
-or counted twice, would leave the server wrong for ever.  The rule that prevents it:
+Every method of the package uploads increments, so an upload that is lost after the client moved,
+or that is counted twice, would leave the server wrong for the rest of the run.  One rule prevents
+this:
 
-    a client's state moves only when the server has folded the upload that moved it.
+    A client's state moves only after the server has aggregated the upload that belongs to it.
 
-A client keeps two states: the one of the version that the server is known to have folded
-(`acked`), and the one of its latest upload (`pending`).  Every task names the version that the
-server has folded, and the client
+A client keeps two states: that of the last version which the server is known to have aggregated
+(`acked`), and that of its latest upload (`pending`).  Every task names the version that the server
+has aggregated, and the client
 
-    promotes   pending to acked, when that is the version named;
-    replays    the stored reply, when the same task comes again;
-    computes   afresh from acked otherwise: what was pending never counted, and is dropped;
-    gives up   as stale, when the task is older than one it has seen;
-    gives up   as lost, when it holds no such version: its disk was wiped, or is another one's.
+    promotes    pending to acked, if the task names the pending version;
+    replays     the stored reply, if the same task arrives again;
+    computes    from the acked state otherwise; a pending upload was never counted and is dropped;
+    answers     STALE, if the task is older than one that it has seen;
+    answers     LOST, if it has no such version: its disk was wiped or belongs to another client.
 
-The server folds a reply only if it answers the task that is open, once, and writes its own state
-and the versions it folded before it sends the next task, which is the acknowledgement.  A lost
-reply therefore means that the client did not take part in that round, and nothing else.
+The server aggregates a reply only if it answers the open task, and only once.  It stores its state
+together with the aggregated versions before it sends the next task, which is the acknowledgement.
+A lost reply therefore means that the client did not take part in that round, and nothing else.
 
-Everything here is a pure function of small tuples; disks and networks are elsewhere.
+All functions of this module are pure; they work on small tuples without disk or network.
 """
 
 from __future__ import annotations
@@ -32,72 +33,72 @@ from typing import NamedTuple
 from fedadmm.core.errors import StateError
 
 
-class Entry(NamedTuple):
-    """What the server knows of one client."""
+class LedgerEntry(NamedTuple):
+    """The version of one client's state that the server has aggregated."""
 
     incarnation: int = 0
-    """How often the client was taken out and started again."""
+    """How often the client was removed and restarted from the initial state."""
     version: int = 0
-    """The last version that was folded; 0 is the initial state."""
+    """The last aggregated version; 0 is the initial state."""
     digest: str = ""
-    """The digest of the reply that brought this version."""
+    """The digest of the reply with this version."""
     lost: bool = False
-    """Whether the client said, when it was last asked, that it no longer has this version."""
+    """Whether the client answered its last task that it no longer has this version."""
 
 
-NEWCOMER = Entry()
+NEWCOMER = LedgerEntry()
 
 
 class ServerLedger(NamedTuple):
-    """The server's half: one entry for each client that ever took part."""
+    """The server's ledger: one entry per client that ever took part."""
 
     run: str
-    entries: Mapping[int, Entry] = {}
+    entries: Mapping[int, LedgerEntry] = {}
 
-    def entry(self, client: int) -> Entry:
-        """What is known of a client; a newcomer has the initial state."""
+    def entry(self, client: int) -> LedgerEntry:
+        """The entry of a client; a new client has the initial state."""
         return self.entries.get(client, NEWCOMER)
 
     @property
     def restarts(self) -> int:
-        """How often a client was taken out and started again."""
+        """How many times clients were removed and restarted."""
         return sum(entry.incarnation for entry in self.entries.values())
 
-    def replace(self, client: int, entry: Entry) -> ServerLedger:
-        """The ledger with one entry changed."""
+    def replace(self, client: int, entry: LedgerEntry) -> ServerLedger:
+        """A copy of the ledger with one entry replaced."""
         return ServerLedger(self.run, {**self.entries, client: entry})
 
 
 class Task(NamedTuple):
-    """What the server asks of a client, besides the broadcast itself."""
+    """The header of a task; the broadcast travels as its body."""
 
     run: str
     client: int
     sequence: int
-    """Grows from task to task of a client: the round and the restarts before it, because a round is
-    made again after one of them; or a counter when there are no rounds."""
+    """Increases from task to task of a client: the round plus the number of restarts, because a
+    round is repeated after a restart; a counter in asynchronous runs."""
     incarnation: int
-    folded: int
-    """The acknowledgement: the last version of this client that the server folded."""
-    folded_digest: str
-    cast_digest: str
-    """The digest of the broadcast, so that a task is the same only if its content is."""
+    acked_version: int
+    """The acknowledgement: the last version of this client that the server has aggregated."""
+    acked_digest: str
+    broadcast_digest: str
+    """The digest of the broadcast, so that two tasks are equal only if their contents are."""
 
     @property
     def id(self) -> str:
-        """The same for a repeated task, different for every other."""
+        """Identifier of the task: equal for a repeated task, different for any other."""
         text = "\n".join(map(str, self))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-class Kind(StrEnum):
-    """What a reply brings."""
+class ReplyKind(StrEnum):
+    """The kinds of replies of a client."""
 
     UPDATE = "update"
     READY = "ready"
-    """The upload waits at the site until it is known whose it is added to."""
+    """The upload is stored at the site until the set of sites in its sum is fixed."""
     MASKED = "masked"
-    """The upload that was ready, under masks."""
+    """The masked upload, after READY."""
     STALE = "stale"
     LOST = "lost"
     FAILED = "failed"
@@ -105,9 +106,9 @@ class Kind(StrEnum):
 
 
 class Reply(NamedTuple):
-    """The head of a reply; the upload travels beside it."""
+    """The header of a reply; the upload travels as its body."""
 
-    kind: Kind
+    kind: ReplyKind
     task: str
     run: str
     client: int
@@ -115,12 +116,12 @@ class Reply(NamedTuple):
     incarnation: int
     version: int
     digest: str = ""
-    """Over this head (with an empty digest) and the upload."""
+    """Digest of this header (with an empty digest) and of the body."""
     reason: str = ""
 
 
-class Slot(NamedTuple):
-    """What a client's disk says about one state it keeps."""
+class StoredVersion(NamedTuple):
+    """The version of a client state as stored on the client's disk."""
 
     run: str
     incarnation: int
@@ -131,17 +132,17 @@ class Slot(NamedTuple):
 
 
 class ClientLedger(NamedTuple):
-    """The client's half: the acknowledged state and the one of the last upload."""
+    """The client's ledger: the acknowledged state and that of the last upload."""
 
-    acked: Slot | None = None
-    pending: Slot | None = None
+    acked: StoredVersion | None = None
+    pending: StoredVersion | None = None
 
 
 NOTHING = ClientLedger()
 
 
 class Action(StrEnum):
-    """What a client does with a task."""
+    """How a client responds to a task."""
 
     COMPUTE = "compute"
     REPLAY = "replay"
@@ -150,10 +151,14 @@ class Action(StrEnum):
 
 
 class Decision(NamedTuple):
-    """What to do, the ledger to do it with, and why when nothing is computed.
+    """The response to a task.
 
-    `promote` and `forget` are what the disk has to do first: make pending the acked state, or
-    drop everything because the server started this client again.
+    Args:
+        action: how the client responds.
+        ledger: the client's ledger to compute with.
+        promote: whether the pending state becomes the acknowledged one first.
+        forget: whether all states are deleted first, because the server restarted this client.
+        reason: why nothing is computed; empty otherwise.
     """
 
     action: Action
@@ -163,56 +168,58 @@ class Decision(NamedTuple):
     reason: str = ""
 
 
-def receive(ledger: ClientLedger, task: Task) -> Decision:
-    """What a client does when a task arrives."""
-    slots = [slot for slot in ledger if slot is not None]
-    if any(slot.run != task.run for slot in slots):
+def decide(ledger: ClientLedger, task: Task) -> Decision:
+    """Decide how a client with this ledger responds to a task."""
+    stored = [one for one in ledger if one is not None]
+    if any(one.run != task.run for one in stored):
         return Decision(Action.LOST, ledger, reason="the stored state belongs to another run")
-    if any(slot.incarnation > task.incarnation for slot in slots):
+    if any(one.incarnation > task.incarnation for one in stored):
         return Decision(Action.STALE, ledger, reason="the task is for an earlier incarnation")
-    forget = any(slot.incarnation < task.incarnation for slot in slots)
+    forget = any(one.incarnation < task.incarnation for one in stored)
     if forget:
-        ledger, slots = NOTHING, []
-    newest = max((slot.sequence for slot in slots), default=task.sequence)
+        ledger, stored = NOTHING, []
+    newest = max((one.sequence for one in stored), default=task.sequence)
     if task.sequence < newest:
         reason = f"the task has number {task.sequence}, but number {newest} was seen already"
         return Decision(Action.STALE, ledger, reason=reason)
-    promote = _is(ledger.pending, task.folded, task.folded_digest)
+    promote = _is(ledger.pending, task.acked_version, task.acked_digest)
     if promote:
         ledger = ClientLedger(ledger.pending, None)
-    if not _stands_at(ledger.acked, task):
-        held = 0 if ledger.acked is None else ledger.acked.version
-        if task.folded < held:
-            reason = f"the task names version {task.folded}, but {held} was acknowledged already"
+    if not _is_acked(ledger.acked, task):
+        own = 0 if ledger.acked is None else ledger.acked.version
+        if task.acked_version < own:
+            reason = (
+                f"the task names version {task.acked_version}, but {own} was acknowledged already"
+            )
             return Decision(Action.STALE, ledger, promote, forget, reason)
-        reason = f"the server folded version {task.folded}, but version {held} is all there is here"
+        reason = f"the server has version {task.acked_version}, but this site has version {own}"
         return Decision(Action.LOST, ledger, promote, forget, reason)
     if ledger.pending is not None and ledger.pending.task == task.id:
         return Decision(Action.REPLAY, ledger, promote, forget)
     return Decision(Action.COMPUTE, ClientLedger(ledger.acked, None), promote, forget)
 
 
-def _is(slot: Slot | None, version: int, digest: str) -> bool:
-    return slot is not None and (slot.version, slot.digest) == (version, digest)
+def _is(stored: StoredVersion | None, version: int, digest: str) -> bool:
+    return stored is not None and (stored.version, stored.digest) == (version, digest)
 
 
-def _stands_at(acked: Slot | None, task: Task) -> bool:
+def _is_acked(acked: StoredVersion | None, task: Task) -> bool:
     if acked is None:
-        return task.folded == 0
-    return _is(acked, task.folded, task.folded_digest)
+        return task.acked_version == 0
+    return _is(acked, task.acked_version, task.acked_digest)
 
 
-def slot_of(reply: Reply) -> Slot:
-    """What the disk notes about the state that a reply leads to."""
-    return Slot(
+def stored_version(reply: Reply) -> StoredVersion:
+    """The stored version that belongs to a reply."""
+    return StoredVersion(
         reply.run, reply.incarnation, reply.version, reply.sequence, reply.task, reply.digest
     )
 
 
-def reply_to(task: Task, kind: Kind, reason: str = "") -> Reply:
-    """The head of a reply to a task; an update is the version after the folded one."""
-    brings = kind in (Kind.UPDATE, Kind.READY, Kind.MASKED)
-    version = task.folded + 1 if brings else task.folded
+def reply_to(task: Task, kind: ReplyKind, reason: str = "") -> Reply:
+    """Return the header of a reply; an update has the version after the acknowledged one."""
+    has_update = kind in (ReplyKind.UPDATE, ReplyKind.READY, ReplyKind.MASKED)
+    version = task.acked_version + 1 if has_update else task.acked_version
     return Reply(
         kind,
         task.id,
@@ -225,8 +232,8 @@ def reply_to(task: Task, kind: Kind, reason: str = "") -> Reply:
     )
 
 
-def issue(ledger: ServerLedger, client: int, sequence: int, cast_digest: str) -> Task:
-    """The task for a client, with the acknowledgement of what was folded so far."""
+def create_task(ledger: ServerLedger, client: int, sequence: int, broadcast_digest: str) -> Task:
+    """Create a task for a client, with the acknowledgement of the last aggregated version."""
     entry = ledger.entry(client)
     return Task(
         ledger.run,
@@ -235,45 +242,51 @@ def issue(ledger: ServerLedger, client: int, sequence: int, cast_digest: str) ->
         entry.incarnation,
         entry.version,
         entry.digest,
-        cast_digest,
+        broadcast_digest,
     )
 
 
-def objection(ledger: ServerLedger, task: Task, reply: Reply) -> str | None:
-    """Why a reply must not be folded, or None; its content is judged by admission."""
-    expected = reply_to(task, Kind.UPDATE)
+def validate_reply(ledger: ServerLedger, task: Task, reply: Reply) -> None:
+    """Check that a reply answers the open task and was not aggregated yet.
+
+    Only the header is validated here; `admission` validates the content.
+
+    Raises:
+        RefusedError: the reply answers another task, or its version was aggregated already.
+    """
+    expected = reply_to(task, ReplyKind.UPDATE)
     for name in ("run", "client", "task", "sequence", "incarnation", "version"):
         got, wanted = getattr(reply, name), getattr(expected, name)
         if got != wanted:
-            return f"{name} is {got!r}, but must be {wanted!r}"
+            raise RefusedError(RefusalReason.PROTOCOL, f"{name}: got {got!r}, expected {wanted!r}")
     entry = ledger.entry(task.client)
-    if (entry.incarnation, entry.version) != (task.incarnation, task.folded):
-        return f"version {reply.version} was folded already"
-    return None
+    if (entry.incarnation, entry.version) != (task.incarnation, task.acked_version):
+        detail = f"version {reply.version} was aggregated already"
+        raise RefusedError(RefusalReason.PROTOCOL, detail)
 
 
-def fold(ledger: ServerLedger, reply: Reply) -> ServerLedger:
-    """The ledger after a reply was folded."""
-    entry = Entry(reply.incarnation, reply.version, reply.digest)
+def record_aggregated(ledger: ServerLedger, reply: Reply) -> ServerLedger:
+    """The ledger after a reply was aggregated."""
+    entry = LedgerEntry(reply.incarnation, reply.version, reply.digest)
     return ledger.replace(reply.client, entry)
 
 
 def mark_lost(ledger: ServerLedger, client: int) -> ServerLedger:
-    """Note that a client no longer has the state that the server folded."""
+    """Mark that a client no longer has the state that the server has aggregated."""
     return ledger.replace(client, ledger.entry(client)._replace(lost=True))
 
 
 def restart(ledger: ServerLedger, client: int) -> ServerLedger:
-    """Start a client again from the initial state, after its contribution was taken out."""
-    return ledger.replace(client, Entry(ledger.entry(client).incarnation + 1))
+    """Restart a client from the initial state, after its contribution was removed."""
+    return ledger.replace(client, LedgerEntry(ledger.entry(client).incarnation + 1))
 
 
 LONGEST_TEXT = 500
 """Characters of a text that a site may send."""
 
 
-class Word(StrEnum):
-    """What became of a task or of its reply; each is counted under this name."""
+class RefusalReason(StrEnum):
+    """Why a reply was refused or is missing; events are counted by these names."""
 
     ERROR = "error"
     GARBAGE = "garbage"
@@ -296,15 +309,15 @@ class Word(StrEnum):
 
 
 class RefusedError(StateError):
-    """Something that a site sent is not taken; it costs its sender only."""
+    """A reply cannot be used; only its sender is left out of the round."""
 
-    def __init__(self, word: Word, detail: str) -> None:
-        self.word = word
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
+        self.reason = reason
         self.detail = printable(detail)
-        super().__init__(f"{word}: {self.detail}")
+        super().__init__(f"{reason}: {self.detail}")
 
 
 def printable(text: str, most: int = LONGEST_TEXT) -> str:
-    """A text of somebody else's as it may stand in a log: one line, no control characters."""
+    """Make a text of a remote site safe to log: one line without control characters."""
     letters = (x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in text[:most])
     return "".join(letters)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from fedadmm.core.errors import ConfigError
 from fedadmm.flower.protocol.ledger import (
     LONGEST_TEXT,
-    Kind,
+    RefusalReason,
     RefusedError,
     Reply,
+    ReplyKind,
     Task,
-    Word,
     printable,
 )
 
@@ -34,15 +34,15 @@ SHARE, SET, QUESTION = "fedadmm.share", "fedadmm.set", "fedadmm.question"
 CONFIG, PLACE, WORK = "fedadmm.config", "fedadmm.place", "fedadmm.work"
 """Beside a task: what the site's own app is told, where a simulated site keeps its state, and the
 length of the local work to which a penalty was fitted."""
-_NUMBERS = frozenset(("client", "sequence", "incarnation", "folded", "version"))
+_NUMBERS = frozenset(("client", "sequence", "incarnation", "acked_version", "version"))
 MOST_METRICS, _LARGEST = 50, 1e30
 """This many numbers of a site, none of them larger."""
-Beside = Mapping[str, Mapping[str, Any]]
+Records = Mapping[str, Mapping[str, Any]]
 """Records of plain values that travel beside a body, by their names."""
 _METRIC = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
-def write(head: Task | Reply, body: bytes, beside: Beside | None = None) -> RecordDict:
+def write(head: Task | Reply, body: bytes, beside: Records | None = None) -> RecordDict:
     """A task or a reply."""
     from flwr.app import ConfigRecord
 
@@ -55,7 +55,7 @@ def write(head: Task | Reply, body: bytes, beside: Beside | None = None) -> Reco
     return content
 
 
-def write_body(body: bytes, beside: Beside | None = None) -> RecordDict:
+def write_body(body: bytes, beside: Records | None = None) -> RecordDict:
     """A message without a head."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -69,7 +69,7 @@ def write_body(body: bytes, beside: Beside | None = None) -> RecordDict:
     return content
 
 
-def read_beside(content: RecordDict, name: str) -> dict[str, Any]:
+def read_record(content: RecordDict, name: str) -> dict[str, Any]:
     """The plain values of a record that travels beside a body; none when it is not there."""
     record = content.get(name)
     return dict(record) if isinstance(record, Mapping) else {}
@@ -83,12 +83,16 @@ def read_task(content: RecordDict) -> tuple[Task, bytes]:
 def read_reply(content: RecordDict, most_bytes: int) -> tuple[Reply, bytes]:
     """A reply and its body, which must not be larger than any proper one."""
     fields = _fields(Reply, content)
-    if fields["kind"] not in set(Kind):
-        raise RefusedError(Word.GARBAGE, f"kind is {fields['kind'][:40]!r}")
-    reply = Reply(**fields)._replace(kind=Kind(fields["kind"]), reason=printable(fields["reason"]))
+    if fields["kind"] not in set(ReplyKind):
+        raise RefusedError(RefusalReason.GARBAGE, f"kind is {fields['kind'][:40]!r}")
+    reply = Reply(**fields)._replace(
+        kind=ReplyKind(fields["kind"]), reason=printable(fields["reason"])
+    )
     body = read_body(content)
     if len(body) > most_bytes:
-        raise RefusedError(Word.SIZE, f"{len(body)} bytes came, but at most {most_bytes} may come")
+        raise RefusedError(
+            RefusalReason.SIZE, f"{len(body)} bytes came, but at most {most_bytes} may come"
+        )
     return reply, body
 
 
@@ -101,7 +105,7 @@ def read_body(content: RecordDict) -> bytes:
         return b""
     arrays = list(record.values()) if isinstance(record, Mapping) else []
     if len(arrays) != 1 or not isinstance(arrays[0], Array) or arrays[0].stype != STYPE:
-        raise RefusedError(Word.GARBAGE, "the body is no plain bytes")
+        raise RefusedError(RefusalReason.GARBAGE, "the body is no plain bytes")
     return bytes(arrays[0].data)
 
 
@@ -109,15 +113,15 @@ def _fields(head: type[Task] | type[Reply], content: RecordDict) -> dict[str, An
     record = content.get(HEAD)
     fields = dict(record) if isinstance(record, Mapping) else {}
     if fields.keys() != set(head._fields):
-        raise RefusedError(Word.GARBAGE, f"there is no head of a {head.__name__.lower()}")
+        raise RefusedError(RefusalReason.GARBAGE, f"there is no head of a {head.__name__.lower()}")
     for name, value in fields.items():
         kind = int if name in _NUMBERS else str
         if type(value) is not kind or (isinstance(value, str) and len(value) > LONGEST_TEXT):
-            raise RefusedError(Word.GARBAGE, f"{name} is no proper {kind.__name__}")
+            raise RefusedError(RefusalReason.GARBAGE, f"{name} is no proper {kind.__name__}")
     return fields
 
 
-def hello(beside: Beside | None = None) -> RecordDict:
+def hello(beside: Records | None = None) -> RecordDict:
     """The question who a node is; it comes as training, which every app can do.
 
     With what travels beside a task it is the question how long the node's local work is, for a
@@ -143,9 +147,11 @@ def write_length(length: float) -> RecordDict:
 
 def read_length(content: RecordDict) -> float:
     """The length of the local work, as a site says it or as a task holds the mean of all."""
-    length = read_beside(content, WORK).get("length")
+    length = read_record(content, WORK).get("length")
     if not isinstance(length, float) or not 0 < length <= _LARGEST:
-        raise RefusedError(Word.RANGE, f"the length of the local work is {str(length)[:40]}")
+        raise RefusedError(
+            RefusalReason.RANGE, f"the length of the local work is {str(length)[:40]}"
+        )
     return length
 
 
@@ -155,7 +161,7 @@ def read_client(content: RecordDict, clients: int) -> int:
     number = record.get("client") if isinstance(record, Mapping) else None
     if type(number) is not int or not 0 <= number < clients:
         raise RefusedError(
-            Word.GARBAGE,
+            RefusalReason.GARBAGE,
             f"it says that it is client {str(number)[:40]}, but there are clients 0 … "
             f"{clients - 1}",
         )
@@ -179,27 +185,32 @@ def write_declined(reason: str) -> RecordDict:
 def read_measured(content: RecordDict) -> dict[str, float]:
     """What a site measured when it was asked; a RefusedError when it declines, or says nothing."""
     if DECLINED in content:
-        reason = read_beside(content, DECLINED).get("reason")
-        raise RefusedError(Word.DECLINED, reason if isinstance(reason, str) else "without a reason")
+        reason = read_record(content, DECLINED).get("reason")
+        raise RefusedError(
+            RefusalReason.DECLINED, reason if isinstance(reason, str) else "without a reason"
+        )
     found = read_metrics(content)
     if not found:
-        raise RefusedError(Word.GARBAGE, "no metrics came")
+        raise RefusedError(RefusalReason.GARBAGE, "no metrics came")
     return found
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
     """What a site measured: a few finite numbers with plain names."""
-    values = read_beside(content, METRICS)
+    values = read_record(content, METRICS)
     if len(values) > MOST_METRICS:
         raise RefusedError(
-            Word.GARBAGE, f"{len(values)} metrics came, but at most {MOST_METRICS} may come"
+            RefusalReason.GARBAGE,
+            f"{len(values)} metrics came, but at most {MOST_METRICS} may come",
         )
     for name, value in values.items():
         if not _METRIC.fullmatch(str(name)):
-            raise RefusedError(Word.GARBAGE, f"a metric is called {str(name)[:80]!r}")
+            raise RefusedError(RefusalReason.GARBAGE, f"a metric is called {str(name)[:80]!r}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or abs(value) > _LARGEST or not math.isfinite(value):
-            raise RefusedError(Word.RANGE, f"{name} is {str(value)[:40]}, which is no measurement")
+            raise RefusedError(
+                RefusalReason.RANGE, f"{name} is {str(value)[:40]}, which is no measurement"
+            )
     return {str(name): float(value) for name, value in values.items()}
 
 

@@ -27,8 +27,8 @@ from fedadmm.core.messages import ClientInfo, Download, Upload
 from fedadmm.core.pairwise_masks import FixedPoint, Share, Words
 from fedadmm.core.pipeline.postprocessors import joint_norm, vectors_of
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import RefusedError, Word
-from fedadmm.flower.protocol.messages import Parcel, check_like, decode
+from fedadmm.flower.protocol.ledger import RefusalReason, RefusedError
+from fedadmm.flower.protocol.payloads import TaskPayload, check_like, decode
 from fedadmm.run.client import ClientRound, Job, message_template
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Body(NamedTuple):
     words: Tensor
 
 
-class Demand(NamedTuple):
+class SetRequirement(NamedTuple):
     """What a site demands of the set in which its upload is summed."""
 
     fewest: int = 0
@@ -70,7 +70,7 @@ class Demand(NamedTuple):
         return (self.same,) if self.same else self.others
 
 
-def hiding(aggregate: Aggregator) -> MaskedSum | None:
+def as_masked_sum(aggregate: Aggregator) -> MaskedSum | None:
     """The part that lets sums alone be seen, if the aggregation is one."""
     return aggregate if isinstance(aggregate, MaskedSum) else None
 
@@ -85,7 +85,7 @@ def subject(purpose: str, run: str, number: int, content: str) -> str:
     return f"{purpose}\n{run}\n{number}\n{content}"
 
 
-def shared_digest(parcel: Parcel, length: float | None) -> str:
+def shared_digest(parcel: TaskPayload, length: float | None) -> str:
     """The digest of what all sites of a sum are sent alike, with the length of their local work.
 
     Left out are the initial vector of a newcomer and the steps that an absent client missed.
@@ -145,7 +145,8 @@ def read_sum(
         most = weight * clip.norm * (1 + 1e-4) + count * point.step * math.sqrt(entries)
         if length > most:
             raise RefusedError(
-                Word.NORM, f"their sum has norm {length:.6g}, but their clips allow {most:.6g}"
+                RefusalReason.NORM,
+                f"their sum has norm {length:.6g}, but their clips allow {most:.6g}",
             )
     if noise is not None:
         solve = SolveInfo(0, math.nan, math.nan, "masked", math.nan)
@@ -243,37 +244,37 @@ def write_share(share: Share, **more: Any) -> dict[str, Any]:
 
 def read_share(content: RecordDict, client: int) -> Share:
     """The key that came with a READY."""
-    found = wire.read_beside(content, wire.SHARE)
+    found = wire.read_record(content, wire.SHARE)
     public, signature = found.get("public"), found.get("signature")
     if not (_is_bytes(public, 32) and _is_bytes(signature, 64)):
-        raise RefusedError(Word.GARBAGE, "there is no signed key beside it")
+        raise RefusedError(RefusalReason.GARBAGE, "there is no signed key beside it")
     return Share(client, bytes(public or b""), bytes(signature or b""))
 
 
-def write_demand(demand: Demand) -> dict[str, Any]:
+def write_requirement(demand: SetRequirement) -> dict[str, Any]:
     """What a site demands, beside its key; each of the other sets follows its length."""
     others = [number for one in demand.others for number in (len(one), *sorted(one))]
     same = sorted(demand.same)
     return {"fewest": demand.fewest, "same": same, "others": others, "apart": demand.apart}
 
 
-def read_demand(content: RecordDict) -> Demand:
+def read_requirement(content: RecordDict) -> SetRequirement:
     """What came with a READY; a site enforces it itself, so a strange one is no matter."""
-    found = wire.read_beside(content, wire.SHARE)
+    found = wire.read_record(content, wire.SHARE)
     fewest, apart = found.get("fewest"), found.get("apart")
     lists = [found.get(name) for name in ("same", "others")]
     whole = all(isinstance(one, list) and all(type(c) is int for c in one) for one in lists)
     if not whole or type(fewest) is not int or type(apart) is not int:
-        raise RefusedError(Word.GARBAGE, "it does not say which set it demands")
+        raise RefusedError(RefusalReason.GARBAGE, "it does not say which set it demands")
     same, others = (list[int](one or ()) for one in lists)
     sets = []
     while others:
         length = others.pop(0)
         if not 0 < length <= len(others):
-            raise RefusedError(Word.GARBAGE, "it does not say which set it demands")
+            raise RefusedError(RefusalReason.GARBAGE, "it does not say which set it demands")
         sets.append(frozenset(others[:length]))
         del others[:length]
-    return Demand(fewest, frozenset(same), tuple(sets), apart)
+    return SetRequirement(fewest, frozenset(same), tuple(sets), apart)
 
 
 def write_set(shares: Sequence[Share]) -> dict[str, Any]:
@@ -288,13 +289,13 @@ def write_set(shares: Sequence[Share]) -> dict[str, Any]:
 
 def read_set(content: RecordDict) -> list[Share]:
     """The set that came with a task."""
-    found = wire.read_beside(content, wire.SET)
+    found = wire.read_record(content, wire.SET)
     clients, publics = found.get("clients"), found.get("publics")
     signatures, count = found.get("signatures"), 0
     if isinstance(clients, list | tuple) and all(type(client) is int for client in clients):
         count = len(clients)
     if not count or not (_is_bytes(publics, 32 * count) and _is_bytes(signatures, 64 * count)):
-        raise RefusedError(Word.GARBAGE, "there is no proper set beside the task")
+        raise RefusedError(RefusalReason.GARBAGE, "there is no proper set beside the task")
     publics, signatures = bytes(publics or b""), bytes(signatures or b"")
     return [
         Share(client, publics[32 * k : 32 * k + 32], signatures[64 * k : 64 * k + 64])

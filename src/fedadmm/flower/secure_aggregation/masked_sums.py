@@ -9,22 +9,28 @@ from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.messages import ClientInfo, Download, PartialSum
 from fedadmm.core.pairwise_masks import Share, Words, groups, summed
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Admitted, check_answers
-from fedadmm.flower.protocol.ledger import Kind, RefusedError, ServerLedger, Task, Word
-from fedadmm.flower.protocol.messages import check_work
+from fedadmm.flower.protocol.admission import AdmittedUpdate, check_answers
+from fedadmm.flower.protocol.ledger import (
+    RefusalReason,
+    RefusedError,
+    ReplyKind,
+    ServerLedger,
+    Task,
+)
+from fedadmm.flower.protocol.payloads import check_work
 from fedadmm.flower.secure_aggregation.masked_messages import (
-    Demand,
+    SetRequirement,
     body_size,
     from_body,
     length_of,
-    read_demand,
+    read_requirement,
     read_share,
     read_sum,
     upload_template,
     write_set,
 )
 from fedadmm.flower.server.exchange import Arrival
-from fedadmm.flower.server.tasks import Accepted, Broadcast
+from fedadmm.flower.server.tasks import AcceptedReply, TrainingRequest
 from fedadmm.run.client import Job
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 _ROOM = 4096
 
 
-class Summed(NamedTuple):
+class GroupSum(NamedTuple):
     """What became of the set of some clients."""
 
     clients: Sequence[int]
@@ -42,30 +48,32 @@ class Summed(NamedTuple):
     """Why there is no sum."""
 
 
-class Readiness(Broadcast):
+class ReadyRequest(TrainingRequest):
     """A broadcast to which sites answer that their upload is ready."""
 
-    def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
+    def validate(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> AcceptedReply:
         content = arrival.read()
         reply, body = wire.read_reply(content, _ROOM)
-        if reply.kind is not Kind.READY:
-            return super().judge(ledger, task, arrival)
+        if reply.kind is not ReplyKind.READY:
+            return super().validate(ledger, task, arrival)
         if body:
-            raise RefusedError(Word.GARBAGE, "it has a body, before its set is known")
+            raise RefusedError(RefusalReason.GARBAGE, "it has a body, before its set is known")
         share = read_share(content, task.client)
         check_answers(ledger, task, reply, share.public)
         info = self._template.info._replace(client=task.client)
-        info = _told(self._job, info, wire.read_beside(content, wire.SHARE))
+        info = _told(self._job, info, wire.read_record(content, wire.SHARE))
         check_work(self._job, info, self._step)
         answer = self._template._replace(info=info)
-        return Accepted(reply, Admitted(answer, {}), {}, share, task, demand=read_demand(content))
+        return AcceptedReply(
+            reply, AdmittedUpdate(answer, {}), {}, share, task, demand=read_requirement(content)
+        )
 
-    def sets(self, part: MaskedSum, ready: Mapping[int, Accepted]) -> Sets:
+    def sets(self, part: MaskedSum, ready: Mapping[int, AcceptedReply]) -> MaskedSumRequest:
         """The second question, to those who are ready."""
-        return Sets(self._job, part, self._download, ready)
+        return MaskedSumRequest(self._job, part, self._download, ready)
 
 
-def agreed_groups(part: MaskedSum, demands: Mapping[int, Demand]) -> list[list[int]]:
+def choose_groups(part: MaskedSum, demands: Mapping[int, SetRequirement]) -> list[list[int]]:
     """The groups that are summed, among those who are ready, so that every member allows its own.
 
     A set that sites demand again is a group if all of it is ready; a site whose demand cannot be
@@ -86,11 +94,11 @@ def agreed_groups(part: MaskedSum, demands: Mapping[int, Demand]) -> list[list[i
     return again
 
 
-class Sets:
+class MaskedSumRequest:
     """Asks those who are ready for their words, in groups."""
 
     def __init__(
-        self, job: Job, part: MaskedSum, download: Download, ready: Mapping[int, Accepted]
+        self, job: Job, part: MaskedSum, download: Download, ready: Mapping[int, AcceptedReply]
     ) -> None:
         self._job = job
         self._part = part
@@ -98,7 +106,7 @@ class Sets:
         self._template = upload_template(job, download)
         self._point, self._length = part.fixed_point, length_of(job, self._template)
         self._most = body_size(self._point, self._length) + _ROOM
-        self.groups = agreed_groups(part, {c: ready[c].demand for c in sorted(ready)})
+        self.groups = choose_groups(part, {c: ready[c].demand for c in sorted(ready)})
         shares = {client: _share(accepted) for client, accepted in ready.items()}
         self._beside = {
             client: {wire.SET: write_set([shares[one] for one in group])}
@@ -131,28 +139,28 @@ class Sets:
     def content(self, task: Task, index: int) -> RecordDict:
         return wire.write(task, b"", self._beside[task.client])
 
-    def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
+    def validate(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> AcceptedReply:
         reply, body = wire.read_reply(arrival.read(), self._most)
-        if reply.kind is Kind.DECLINED and reply.task == task.id:
-            raise RefusedError(Word.DECLINED, reply.reason)
-        if reply.kind is not Kind.MASKED:
-            raise RefusedError(Word.PROTOCOL, f"kind is {reply.kind}, but must be masked")
+        if reply.kind is ReplyKind.DECLINED and reply.task == task.id:
+            raise RefusedError(RefusalReason.DECLINED, reply.reason)
+        if reply.kind is not ReplyKind.MASKED:
+            raise RefusedError(RefusalReason.PROTOCOL, f"kind is {reply.kind}, but must be masked")
         check_answers(ledger, task, reply, body)
         words = from_body(body, self._point, self._length)
         return self._ready[task.client]._replace(words=words)
 
-    def sums(self, answers: Mapping[int, Accepted]) -> Iterator[Summed]:
+    def sums(self, answers: Mapping[int, AcceptedReply]) -> Iterator[GroupSum]:
         """The sum of every group that is whole."""
         for group in self.groups:
             lost = [client for client in group if client not in answers]
             if lost:
-                yield Summed(group, None, f"client {lost[0]} did not send its words")
+                yield GroupSum(group, None, f"client {lost[0]} did not send its words")
                 continue
             total = summed([_words(answers[client]) for client in group])
             try:
                 upload, infos = read_sum(self._job, self._part, group, total, self._template)
             except RefusedError as error:
-                yield Summed(group, None, error.detail)
+                yield GroupSum(group, None, error.detail)
                 continue
             if self._job.solver is not None and self._job.solver.noise is not None:
                 infos = [
@@ -163,7 +171,7 @@ class Sets:
                 ]
             weight = sum(self._job.problem.weight(client) for client in group)
             sent = len(group) * total.nbytes
-            yield Summed(group, PartialSum(upload, weight, sent, infos))
+            yield GroupSum(group, PartialSum(upload, weight, sent, infos))
 
 
 def _told(job: Job, info: ClientInfo, found: Mapping[str, object]) -> ClientInfo:
@@ -173,20 +181,22 @@ def _told(job: Job, info: ClientInfo, found: Mapping[str, object]) -> ClientInfo
     steps, epochs, noised = (found.get(name) for name in ("steps", "epochs", "noised"))
     whole = type(steps) is int and type(noised) is int
     if not whole or not isinstance(epochs, float) or not 0 < epochs < 1e12:
-        raise RefusedError(Word.GARBAGE, "it does not say how many noised steps were made")
+        raise RefusedError(RefusalReason.GARBAGE, "it does not say how many noised steps were made")
     assert isinstance(steps, int)
     assert isinstance(noised, int)
     if not (0 <= steps < 10**12 and 0 <= noised < 10**12):
-        raise RefusedError(Word.RANGE, f"it says that {steps} and {noised} noised steps were made")
+        raise RefusedError(
+            RefusalReason.RANGE, f"it says that {steps} and {noised} noised steps were made"
+        )
     solve = info.solve._replace(steps=steps, epochs=epochs, passes=epochs)
     return info._replace(solve=solve, noised=noised)
 
 
-def _share(accepted: Accepted) -> Share:
+def _share(accepted: AcceptedReply) -> Share:
     assert accepted.share is not None
     return accepted.share
 
 
-def _words(accepted: Accepted) -> Words:
+def _words(accepted: AcceptedReply) -> Words:
     assert accepted.words is not None
     return accepted.words

@@ -19,51 +19,62 @@ from fedadmm.core.errors import EngineError
 from fedadmm.core.messages import ClientInfo, Download, Engine, PartialSum, Upload
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Brought, Sizes, vectors
-from fedadmm.flower.protocol.ledger import RefusedError, ServerLedger, Word, fold, mark_lost
-from fedadmm.flower.secure_aggregation.masked_messages import hiding
-from fedadmm.flower.secure_aggregation.masked_sums import Readiness
-from fedadmm.flower.server.exchange import Exchange, Roster, Seat
-from fedadmm.flower.server.rundir import Journal
-from fedadmm.flower.server.tasks import Accepted, Broadcast, BroadcastType, Tasks
+from fedadmm.flower.protocol.admission import Sizes, UploadHistory, vectors
+from fedadmm.flower.protocol.ledger import (
+    RefusalReason,
+    RefusedError,
+    ServerLedger,
+    mark_lost,
+    record_aggregated,
+)
+from fedadmm.flower.secure_aggregation.masked_messages import as_masked_sum
+from fedadmm.flower.secure_aggregation.masked_sums import ReadyRequest
+from fedadmm.flower.server.exchange import Exchange, OnlineNode, Roster
+from fedadmm.flower.server.run_recorder import EventLog
+from fedadmm.flower.server.tasks import (
+    AcceptedReply,
+    ClientRequest,
+    TaskDispatcher,
+    TrainingRequest,
+)
 from fedadmm.run.client import Job, aligned
 
-_ALONE = 8
+_SINGLE_CLIENT_FACTOR = 8
 """This many times as many rounds may fail while always the same client is asked alone."""
-_RAREST = 8
+_MAX_BACKOFF_ROUNDS = 8
 """A client that stays silent, or is ready and sends no words, is asked again after 1, 2, 4 and then
 always this many rounds."""
-_WAITING = 10.0
+_NOTICE_SECONDS = 10.0
 """Seconds after which it is said for whom a round waits."""
-LOOK = 5.0
+REFRESH_SECONDS = 5.0
 """Seconds between two looks for nodes that restarted, came or went."""
 
 _logger = logging.getLogger("fedadmm")
-Reply = tuple[int, Upload, ClientInfo]
+RoundResult = tuple[int, Upload, ClientInfo]
 
 
-class Silence(NamedTuple):
+class Unresponsiveness(NamedTuple):
     """A client that was there and did not answer, or was ready and did not send its words."""
 
     rounds: int
     """How many times in a row."""
     last: int
     """The last of these rounds."""
-    seat: Seat
+    seat: OnlineNode
     """Where it was asked; after a restart it is asked at once."""
 
     @property
     def until(self) -> int:
         """The round in which it is asked again."""
-        return self.last + min(1 << (self.rounds - 1), _RAREST)
+        return self.last + min(1 << (self.rounds - 1), _MAX_BACKOFF_ROUNDS)
 
 
-class Waiting:
+class WaitingNotice:
     """Says for whom a round waits: after ten seconds, and then ever more rarely."""
 
     def __init__(self, say: Callable[[int, Sequence[int]], None], index: int, now: float) -> None:
         self._say, self._index = say, index
-        self._began, self._next = now, _WAITING
+        self._began, self._next = now, _NOTICE_SECONDS
         self._said = False
 
     def look(self, left: Sequence[int], now: float) -> None:
@@ -91,10 +102,10 @@ class GridEngine(Engine):
         exchange: Exchange,
         roster: Roster,
         ledger: ServerLedger,
-        norms: Mapping[int, Brought],
+        norms: Mapping[int, UploadHistory],
         boots: int,
-        journal: Journal,
-        beside: wire.Beside,
+        journal: EventLog,
+        beside: wire.Records,
         *,
         can_repair: bool,
         say_waiting: Callable[[int, Sequence[int]], None],
@@ -110,17 +121,17 @@ class GridEngine(Engine):
         self._roster = roster
         self._journal = journal
         self._beside = beside
-        self._part = hiding(job.aggregator)
+        self._part = as_masked_sum(job.aggregator)
         resend, masks = federation.patience.resend, self._part is not None
-        self._tasks = Tasks(exchange, roster, journal, resend, boots, afresh=masks)
-        self._answers: dict[int, Accepted] = {}
+        self._tasks = TaskDispatcher(exchange, roster, journal, resend, boots, afresh=masks)
+        self._answers: dict[int, AcceptedReply] = {}
         self._fruitless = 0
         self._void: list[str] = []
         """Why the sums of the last round are void."""
         self._in_vain: set[int] = set()
         """Who was asked in the last rounds that brought nothing."""
-        self._silent: dict[int, Silence] = {}
-        self._wordless: dict[int, Silence] = {}
+        self._silent: dict[int, Unresponsiveness] = {}
+        self._wordless: dict[int, Unresponsiveness] = {}
         """Who was ready and sent no words, which made the sum of its set void."""
         self._behind: dict[int, RefusedError] = {}
         self._can_repair = can_repair
@@ -134,17 +145,17 @@ class GridEngine(Engine):
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
-    ) -> Iterator[Reply | PartialSum]:
+    ) -> Iterator[RoundResult | PartialSum]:
         ids = [client for client in ids if client not in self._federation.take_out]
         admission = self._federation.admission
-        kind = Broadcast if self._part is None else Readiness
+        kind = TrainingRequest if self._part is None else ReadyRequest
         broadcast = kind(self._job, download, admission, round_index, self._beside)
         if self._federation.mode == "rounds" or round_index < 0:
             yield from self._round(ids, broadcast, round_index)
         else:
             yield from self._step(broadcast, round_index)
 
-    def told(self) -> dict[int, Mapping[str, float]]:
+    def training_metrics(self) -> dict[int, Mapping[str, float]]:
         """What the training loops of the last step's clients measured, where they measure."""
         return {c: accepted.metrics for c, accepted in self._answers.items() if accepted.metrics}
 
@@ -158,7 +169,7 @@ class GridEngine(Engine):
         """
         brought, norms = {}, dict(self.norms)
         for client, (reply, admitted, *_) in self._answers.items():
-            self.ledger = fold(self.ledger, reply)
+            self.ledger = record_aggregated(self.ledger, reply)
             if self._part is not None:
                 continue  # nothing is known of a single upload
             share = self._job.problem.weight(client)
@@ -166,7 +177,7 @@ class GridEngine(Engine):
             if virtual is not None:
                 message = aligned(self._job.algorithm).contribution(message, virtual)
             brought[client] = trees.scaled(message, share)
-            norms[client] = Brought.after(norms.get(client), step, admitted.sizes)
+            norms[client] = UploadHistory.after(norms.get(client), step, admitted.sizes)
         self.norms, self._answers = norms, {}
         return brought
 
@@ -222,14 +233,14 @@ class GridEngine(Engine):
         self._exchange.forget()
 
     def _round(
-        self, ids: Sequence[int], broadcast: Broadcast, index: int
-    ) -> Iterator[Reply | PartialSum]:
+        self, ids: Sequence[int], broadcast: TrainingRequest, index: int
+    ) -> Iterator[RoundResult | PartialSum]:
         algorithm = self._job.algorithm
         with_all = algorithm.requirements.full_participation or index < 0
         self._answers, why = self._collect(ids, broadcast, index, with_all)
         sums = None
         # Words leave a site under one set in a round: never under one that cannot be used.
-        if isinstance(broadcast, Readiness) and not (with_all and len(self._answers) < len(ids)):
+        if isinstance(broadcast, ReadyRequest) and not (with_all and len(self._answers) < len(ids)):
             sums = self._sums(broadcast, index)
         missing = [client for client in ids if client not in self._answers]
         if with_all and missing and self.to_repair():
@@ -244,7 +255,7 @@ class GridEngine(Engine):
         self._count_empty(ids, why)
         if self._gives_up:
             yield self._diverged(broadcast, why)
-        if isinstance(broadcast, Readiness):
+        if isinstance(broadcast, ReadyRequest):
             yield from sums or ()
             return
         for client in ids:
@@ -252,11 +263,11 @@ class GridEngine(Engine):
                 answer = self._answers[client].admitted.answer
                 yield client, answer.upload, answer.info
 
-    def _sums(self, broadcast: Readiness, index: int) -> list[PartialSum]:
+    def _sums(self, broadcast: ReadyRequest, index: int) -> list[PartialSum]:
         """The masked sums of those who are ready; who is in none of them did not take part."""
         assert self._part is not None
         sets = broadcast.sets(self._part, self._answers)
-        ready, made, folded = self._answers, list[PartialSum](), dict[int, Accepted]()
+        ready, made, aggregated = self._answers, list[PartialSum](), dict[int, AcceptedReply]()
         void = {client: sets.left_out(client) for client in ready if client not in sets.members}
         answers, why_not = self._collect(sets.members, sets, index, with_all=True)
         for group in sets.groups:
@@ -274,22 +285,22 @@ class GridEngine(Engine):
                     *(index + 1, ", ".join(map(str, clients))),
                 )
             made.append(partial)
-            folded |= {client: ready[client] for client in clients}
+            aggregated |= {client: ready[client] for client in clients}
         for client, detail in void.items():
-            self._journal.note(index, client, RefusedError(Word.VOID, detail))
-        self._answers, self._void = folded, sorted(set(void.values()))
+            self._journal.note(index, client, RefusedError(RefusalReason.VOID, detail))
+        self._answers, self._void = aggregated, sorted(set(void.values()))
         return made
 
     def _count_wordless(
         self,
         group: Sequence[int],
-        answers: Mapping[int, Accepted],
+        answers: Mapping[int, AcceptedReply],
         why: Mapping[int, RefusedError],
         index: int,
     ) -> None:
         """Let whoever made the sum of its set void rest, so that no single site ends a run."""
         missing = [client for client in group if client not in answers]
-        refusing = [client for client in missing if why[client].word is Word.ERROR]
+        refusing = [client for client in missing if why[client].reason is RefusalReason.ERROR]
         if 2 * len(refusing) > len(group):
             missing = []  # most refuse the set itself, as when one of its keys is not right
         for client in group:
@@ -298,26 +309,28 @@ class GridEngine(Engine):
                 self._wordless.pop(client, None)
             elif client in missing and seat is not None:
                 rounds = 1 if before is None else before.rounds + 1
-                self._wordless[client] = Silence(rounds, index, seat)
+                self._wordless[client] = Unresponsiveness(rounds, index, seat)
 
     def _count_empty(self, ids: Sequence[int], why: Mapping[int, RefusedError]) -> None:
         """A round that nobody answered is skipped; several in a row end the run."""
         self.empty = bool(ids) and not self._answers
         self._fruitless = self._fruitless + 1 if self.empty else 0
         self._in_vain = self._in_vain | set(ids) if self.empty else set()
-        words = {refused.word for refused in why.values()}
+        words = {refused.reason for refused in why.values()}
         most = self._federation.patience.empty
         # Several must say it: a single site that claims to be ahead stops nobody.
         several = len(self._behind) >= min(2, self._federation.clients)
         way_out = self._federation.accept_rollback and self._can_repair
-        if self.empty and words == {Word.ROLLBACK} and several and not way_out:
+        if self.empty and words == {RefusalReason.ROLLBACK} and several and not way_out:
             raise EngineError(self._advice())
-        if self._gives_up and Word.FINITE not in words:
-            reasons = {str(refused) for refused in why.values() if refused.word is Word.DECLINED}
-            told = "; ".join([*sorted(reasons), *self._void])
-            told = f" ({told})" if told else ""
+        if self._gives_up and RefusalReason.FINITE not in words:
+            reasons = {
+                str(refused) for refused in why.values() if refused.reason is RefusalReason.DECLINED
+            }
+            details = "; ".join([*sorted(reasons), *self._void])
+            details = f" ({details})" if details else ""
             raise EngineError(
-                f"no client brought an update in {most} rounds in a row{told}; {self._advice()}"
+                f"no client brought an update in {most} rounds in a row{details}; {self._advice()}"
             )
 
     @property
@@ -325,11 +338,13 @@ class GridEngine(Engine):
         """Whether too many rounds brought nothing; a single client that was asked ends no run."""
         most = self._federation.patience.empty
         several = len(self._in_vain) >= min(2, self._federation.clients)
-        return self._fruitless >= (most if several else _ALONE * most)
+        return self._fruitless >= (most if several else _SINGLE_CLIENT_FACTOR * most)
 
-    def _diverged(self, broadcast: Broadcast, why: Mapping[int, RefusedError]) -> Any:
+    def _diverged(self, broadcast: TrainingRequest, why: Mapping[int, RefusedError]) -> Any:
         """What the loop takes for a client whose result is not finite, which ends the run."""
-        client = next(client for client, refused in why.items() if refused.word is Word.FINITE)
+        client = next(
+            client for client, refused in why.items() if refused.reason is RefusalReason.FINITE
+        )
         return client, None, broadcast.failed(client)
 
     def _advice(self) -> str:
@@ -352,36 +367,36 @@ class GridEngine(Engine):
         )
 
     def _collect(
-        self, ids: Sequence[int], broadcast: BroadcastType, index: int, with_all: bool
-    ) -> tuple[dict[int, Accepted], dict[int, RefusedError]]:
+        self, ids: Sequence[int], broadcast: ClientRequest, index: int, with_all: bool
+    ) -> tuple[dict[int, AcceptedReply], dict[int, RefusedError]]:
         """Send and collect until everybody is done or the time is over."""
         exchange = self._exchange
         deadline = exchange.now() + self._federation.patience.round
         left, why = dict.fromkeys(ids), dict[int, RefusedError]()
-        answers: dict[int, Accepted] = {}
+        answers: dict[int, AcceptedReply] = {}
         self._tasks.clear()
         self._roster.refresh()
         resting = {} if with_all else self._resting(ids, index)
         for client, sentence in resting.items():
             del left[client]
-            why[client] = RefusedError(Word.MISSING, sentence)
+            why[client] = RefusedError(RefusalReason.MISSING, sentence)
         enough = len(ids) if with_all else math.ceil(self._federation.patience.enough * len(ids))
-        waiting = Waiting(self._say_waiting, index, exchange.now())
+        waiting = WaitingNotice(self._say_waiting, index, exchange.now())
         while left and len(answers) < enough and exchange.now() < deadline:
             self._roster.refresh()
             if not with_all:
                 for client, reason in self._absent(left).items():
                     del left[client]
-                    why[client] = RefusedError(Word.MISSING, reason)
+                    why[client] = RefusedError(RefusalReason.MISSING, reason)
             waiting.look(list(left), exchange.now())
             self._tasks.send(
                 left, broadcast, self.ledger, index, deadline - exchange.now(), rounds=True
             )
-            until = min(deadline, exchange.now() + LOOK)
-            for client, outcome in self._tasks.verdicts(self.ledger, until):
+            until = min(deadline, exchange.now() + REFRESH_SECONDS)
+            for client, outcome in self._tasks.judged_replies(self.ledger, until):
                 if client not in left:
-                    self._journal.count(Word.DUPLICATE)
-                elif isinstance(outcome, Accepted):
+                    self._journal.count(RefusalReason.DUPLICATE)
+                elif isinstance(outcome, AcceptedReply):
                     answers[client] = outcome
                     del left[client]
                 else:
@@ -398,7 +413,7 @@ class GridEngine(Engine):
         for client in left:
             text = why[client].detail if client in why else "no answer in time"
             text = f"{len(answers)} others had answered, which is enough" if slow else text
-            why[client] = RefusedError(Word.MISSING, text)
+            why[client] = RefusedError(RefusalReason.MISSING, text)
         for client, outlier in self._outliers(answers, broadcast, index).items():
             del answers[client]
             why[client] = outlier
@@ -434,11 +449,11 @@ class GridEngine(Engine):
             if client in left and flight is not None:
                 before = self._silent.get(client)
                 rounds = 1 if before is None else before.rounds + 1
-                self._silent[client] = Silence(rounds, index, flight.seat)
+                self._silent[client] = Unresponsiveness(rounds, index, flight.seat)
             elif client not in resting:
                 self._silent.pop(client, None)
 
-    def _step(self, broadcast: Broadcast, step: int) -> Iterator[Reply]:
+    def _step(self, broadcast: TrainingRequest, step: int) -> Iterator[RoundResult]:
         """The next reply that can be folded; nothing when somebody has to be repaired first."""
         exchange, patience = self._exchange, self._federation.patience
         deadline = exchange.now() + patience.round
@@ -447,8 +462,10 @@ class GridEngine(Engine):
             self._roster.refresh()
             online = self._roster.online()
             self._tasks.send(online, broadcast, self.ledger, step, patience.round, rounds=False)
-            for client, outcome in self._tasks.verdicts(self.ledger, exchange.now() + LOOK):
-                if isinstance(outcome, Accepted):
+            for client, outcome in self._tasks.judged_replies(
+                self.ledger, exchange.now() + REFRESH_SECONDS
+            ):
+                if isinstance(outcome, AcceptedReply):
                     outlier = self._outliers({client: outcome}, broadcast, step).get(client)
                     if outlier is None:
                         begun = self._tasks.out.pop(client).step
@@ -480,15 +497,15 @@ class GridEngine(Engine):
         return found | dict.fromkeys(late, f"its node has been gone for {most:g} s")
 
     def _outliers(
-        self, answers: Mapping[int, Accepted], broadcast: BroadcastType, step: int
+        self, answers: Mapping[int, AcceptedReply], broadcast: ClientRequest, step: int
     ) -> dict[int, RefusedError]:
         arrived = {client: accepted.admitted.sizes for client, accepted in answers.items()}
         return self._federation.admission.outliers(arrived, self.norms, step, broadcast.scale)
 
     def _note(self, step: int, client: int, refused: RefusedError) -> None:
         self._journal.note(step, client, refused)
-        accepted = refused.word is Word.ROLLBACK and self._federation.accept_rollback
-        if refused.word is Word.ROLLBACK:
+        accepted = refused.reason is RefusalReason.ROLLBACK and self._federation.accept_rollback
+        if refused.reason is RefusalReason.ROLLBACK:
             self._behind[client] = refused
-        if refused.word is Word.LOST or accepted:
+        if refused.reason is RefusalReason.LOST or accepted:
             self.ledger = mark_lost(self.ledger, client)

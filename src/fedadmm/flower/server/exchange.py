@@ -15,7 +15,7 @@ from fedadmm.core import clock
 from fedadmm.core.errors import EngineError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import RefusedError, Word, printable
+from fedadmm.flower.protocol.ledger import RefusalReason, RefusedError, printable
 from fedadmm.flower.protocol.wire import Sign
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class Arrival(NamedTuple):
     def read(self) -> RecordDict:
         """What came; a RefusedError where only an error did."""
         if self.content is None:
-            raise RefusedError(Word.ERROR, self.error)
+            raise RefusedError(RefusalReason.ERROR, self.error)
         return self.content
 
 
-class Seat(NamedTuple):
+class OnlineNode(NamedTuple):
     """A node that is online: its registered name, and since when it has been there."""
 
     node: int
@@ -69,10 +69,10 @@ class Exchange:
         """Seconds on a clock that only goes forward."""
         return clock.now()
 
-    def seats(self) -> dict[int, Seat]:
+    def seats(self) -> dict[int, OnlineNode]:
         """The nodes that are online."""
         found = [
-            Seat(
+            OnlineNode(
                 int(node.node_id),
                 printable(str(node.name)),
                 str(node.last_activated_at),
@@ -178,9 +178,9 @@ class Roster:
         """Client -> the identity of the node that has its seat, for the checkpoint."""
         self._accept_nodes = federation.accept_nodes
         self._left_out = {*federation.leave_out, *federation.take_out}
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, OnlineNode] = {}
         self._refused: dict[int, str] = {}
-        self._asked: dict[Seat, float] = {}
+        self._asked: dict[OnlineNode, float] = {}
         """When the question to a node expires."""
 
     @property
@@ -188,7 +188,7 @@ class Roster:
         """How many nodes are online, whoever they are."""
         return len(self._seats)
 
-    def online(self) -> dict[int, Seat]:
+    def online(self) -> dict[int, OnlineNode]:
         """The clients that are there, and their nodes."""
         here = {c: self._seats[node] for node, c in self.known.items() if node in self._seats}
         return {client: seat for client, seat in here.items() if client not in self._left_out}

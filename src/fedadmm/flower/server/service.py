@@ -20,14 +20,25 @@ from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.flower.federation import Elsewhere, Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import RefusedError, Word, restart
-from fedadmm.flower.protocol.messages import parcel_template
-from fedadmm.flower.protocol.wire import CONFIG, PLACE, Beside, signer
+from fedadmm.flower.protocol.ledger import RefusalReason, RefusedError, restart
+from fedadmm.flower.protocol.payloads import payload_template
+from fedadmm.flower.protocol.wire import CONFIG, PLACE, Records, signer
+from fedadmm.flower.server.checkpoint import (
+    ServerCheckpoint,
+    ServerState,
+    fingerprint,
+    new_run,
+    read_summary,
+)
 from fedadmm.flower.server.engine import GridEngine
 from fedadmm.flower.server.exchange import Exchange, Roster
-from fedadmm.flower.server.rundir import WAITING, Journal
-from fedadmm.flower.server.site_evaluation import Measured, SiteEvaluation, far_off, measured
-from fedadmm.flower.server.state import Saved, ServerState, fingerprint, new_run, read_known
+from fedadmm.flower.server.run_recorder import WAITING, EventLog
+from fedadmm.flower.server.site_evaluation import (
+    SiteEvaluation,
+    SiteMetrics,
+    measured,
+    outlying_metrics,
+)
 from fedadmm.run.callbacks import Callbacks, Run
 from fedadmm.run.client import Job, message_template
 from fedadmm.run.components import without_client
@@ -55,7 +66,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("fedadmm")
 
 
-class Outcome(NamedTuple):
+class DeploymentResult(NamedTuple):
     """What a deployed run leaves behind."""
 
     params: Tensor
@@ -77,9 +88,9 @@ class Service:
         grid: Grid,
         folder: Path,
         callbacks: Callbacks,
-        beside: Beside,
+        beside: Records,
     ) -> None:
-        known = read_known(folder / CHECKPOINT)
+        known = read_summary(folder / CHECKPOINT)
         gone = [client for client, weight in enumerate(known.weights) if weight == 0]
         federation = replace(federation, take_out=sorted({*federation.take_out, *gone}))
         self.federation = federation
@@ -97,7 +108,7 @@ class Service:
         self.callbacks = callbacks
         self._folder = folder
         self._simulated = PLACE in beside
-        self.journal = Journal()
+        self.journal = EventLog()
         site = federation.problem.clients[0]
         self._flat = site.flat if isinstance(site, Elsewhere) else None
         self.remembers = _remembers(self.job)
@@ -108,7 +119,7 @@ class Service:
         )
         begun = initial_state(self.job, self._plan(federation.experiment.rounds))
         weights = [self.job.problem.weight(client) for client in range(federation.clients)]
-        fresh = Saved(begun, new_run(), {}, length=length, weights=weights)
+        fresh = ServerCheckpoint(begun, new_run(), {}, length=length, weights=weights)
         saved = self.disk.load(fresh.state, accept_sites=federation.accept_sites) or fresh
         saved = saved._replace(weights=saved.weights or weights)
         if list(saved.weights) != weights:
@@ -144,7 +155,9 @@ class Service:
             say_waiting=self._say_waiting,
         )
 
-    def _with_sites(self, saved: Saved, weights: Sequence[float], on_disk: bool) -> Saved:
+    def _with_sites(
+        self, saved: ServerCheckpoint, weights: Sequence[float], on_disk: bool
+    ) -> ServerCheckpoint:
         """The same run with other sites: as if all had always counted what they count now.
 
         The server's state is a sum of what the clients brought, each times its weight, so that a
@@ -198,7 +211,7 @@ class Service:
         said = {"round": index + 1, "clients": list(clients), "at": clock.timestamp()}
         codec.write_json(self._folder / WAITING, said)
 
-    def run(self) -> Outcome:
+    def run(self) -> DeploymentResult:
         """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
         known = fingerprint(self.federation, self.job)
         places = (MemoryStore(), self.saved.state, self._folder)
@@ -278,8 +291,8 @@ class Service:
 
     def _told(self, number: int) -> dict[str, Any]:
         """What the sites' own training loops measured in a round, if they did."""
-        told = self.engine.told()
-        for client, why in far_off(told).items():
+        told = self.engine.training_metrics()
+        for client, why in outlying_metrics(told).items():
             del told[client]
             self.journal.note(number - 1, client, why)
         means = measured(self.job, told).means()
@@ -314,7 +327,7 @@ class Service:
             return Ending("diverged", f"diverged in round {number}: {sentence}")
         return ending
 
-    def _reached(self, own: Record, measured: Measured | None, complete: bool) -> Ending | None:
+    def _reached(self, own: Record, measured: SiteMetrics | None, complete: bool) -> Ending | None:
         """Whether the target is met; `complete` when everything was measured that ever is."""
         target = self.federation.experiment.target
         if target is None or not target.end_run:
@@ -353,7 +366,9 @@ class Service:
             for client, why in unkept.items():
                 if self.engine.give_up(client):
                     detail = f"{why}; should this client lose its state, it cannot be taken out"
-                    self.journal.note(state.round - 1, client, RefusedError(Word.LEDGER, detail))
+                    self.journal.note(
+                        state.round - 1, client, RefusedError(RefusalReason.LEDGER, detail)
+                    )
 
     def _write_model(self, state: RunState) -> None:
         """The model as every run keeps it; that of an app's own module also by its names."""
@@ -393,7 +408,7 @@ class Service:
             )
             self.disk.save(self.saved, {})
             detail = "it starts again from the beginning"
-            self.journal.note(round_index, client, RefusedError(Word.REPAIRED, detail))
+            self.journal.note(round_index, client, RefusedError(RefusalReason.REPAIRED, detail))
 
     def _without(self, client: int, state: RunState) -> RunState | None:
         """The state as if a client had never taken part; None, and said, when nobody knows it."""
@@ -404,7 +419,7 @@ class Service:
         except DamageError as error:
             self.engine.give_up(client)
             detail = f"{error}; this client lost its state, and cannot be taken out"
-            self.journal.note(state.round - 1, client, RefusedError(Word.LEDGER, detail))
+            self.journal.note(state.round - 1, client, RefusedError(RefusalReason.LEDGER, detail))
             return None
         return state if past is None else self._removed(state, past)
 
@@ -430,20 +445,20 @@ class Service:
         """What a round's record says about the network."""
         events = [event._asdict() for event in self.journal.take()]
         return {
-            "refused": sum(event["word"] != Word.MISSING for event in events),
-            "missing": sum(event["word"] == Word.MISSING for event in events),
+            "refused": sum(event["reason"] != RefusalReason.MISSING for event in events),
+            "missing": sum(event["reason"] == RefusalReason.MISSING for event in events),
             "events": events,
         }
 
-    def outcome(self, ending: Ending) -> Outcome:
+    def outcome(self, ending: Ending) -> DeploymentResult:
         """The end of the run."""
         params, buffers = self._handed_out(self.saved.state)
         counts = dict(self.journal.counts)
         numbers = fitted(self.federation.experiment.algorithm, self.job.algorithm)
-        return Outcome(params.clone(), self.saved.state, ending, counts, numbers, buffers)
+        return DeploymentResult(params.clone(), self.saved.state, ending, counts, numbers, buffers)
 
 
-def _length(federation: Federation, exchange: Exchange, beside: Beside) -> float:
+def _length(federation: Federation, exchange: Exchange, beside: Records) -> float:
     """How long the sites' local work is: the mean of what they say, for a penalty that fits it."""
     roster, said = Roster(exchange, federation), dict[int, float]()
     try:
@@ -463,7 +478,7 @@ def _length(federation: Federation, exchange: Exchange, beside: Beside) -> float
         except RefusedError as refused:
             _logger.warning("client %d does not say how long its work is: %s", arrival.key, refused)
     # A single site must not set the penalty of all.
-    for client, why in far_off({one: {"length": said[one]} for one in said}).items():
+    for client, why in outlying_metrics({one: {"length": said[one]} for one in said}).items():
         _logger.warning("client %d: %s", client, why)
         del said[client]
     if not said:
@@ -475,7 +490,7 @@ def _length(federation: Federation, exchange: Exchange, beside: Beside) -> float
 
 
 def _message_template(job: Job) -> Any:
-    return message_template(job, parcel_template(job).download.broadcast)
+    return message_template(job, payload_template(job).download.broadcast)
 
 
 def _remembers(job: Job) -> bool:

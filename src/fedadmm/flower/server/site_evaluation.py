@@ -18,22 +18,22 @@ from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.codec import encode, pack
 from fedadmm.core.pairwise_masks import Share, Words, summed
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
-from fedadmm.flower.protocol.messages import Question
+from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusalReason, RefusedError
+from fedadmm.flower.protocol.payloads import EvaluationRequest
 from fedadmm.flower.secure_aggregation.masked_messages import (
-    Demand,
     MetricSum,
+    SetRequirement,
+    as_masked_sum,
     from_body,
-    hiding,
     metrics_length,
-    read_demand,
     read_metrics,
+    read_requirement,
     read_share,
     write_set,
 )
-from fedadmm.flower.secure_aggregation.masked_sums import agreed_groups
+from fedadmm.flower.secure_aggregation.masked_sums import choose_groups
 from fedadmm.flower.server.exchange import Exchange, Roster
-from fedadmm.flower.server.rundir import Journal
+from fedadmm.flower.server.run_recorder import EventLog
 from fedadmm.run.client import Job
 from fedadmm.run.evaluation import Target
 
@@ -51,7 +51,7 @@ _SHOWN = re.compile(r"loss|test_[a-z0-9_]{1,60}")
 """Names that may stand beside the server's own metrics; the server's come first."""
 
 
-class Measured(NamedTuple):
+class SiteMetrics(NamedTuple):
     """The sites' answers to one question, and their weights."""
 
     answers: Mapping[int, Mapping[str, float]]
@@ -97,7 +97,7 @@ class Measured(NamedTuple):
         return bool(self.answers) and all(condition(self.means(one)) for one in without)
 
 
-def measured(job: Job, answers: Mapping[int, Mapping[str, float]]) -> Measured:
+def measured(job: Job, answers: Mapping[int, Mapping[str, float]]) -> SiteMetrics:
     """Answers with their weights: a_i, or as in Flower the rows that each counted, if all say."""
     if answers and all(values.get(EXAMPLES, 0.0) > 0 for values in answers.values()):
         weights = {client: values[EXAMPLES] for client, values in answers.items()}
@@ -107,7 +107,7 @@ def measured(job: Job, answers: Mapping[int, Mapping[str, float]]) -> Measured:
         client: {name: value for name, value in values.items() if name != EXAMPLES}
         for client, values in answers.items()
     }
-    return Measured(plain, weights)
+    return SiteMetrics(plain, weights)
 
 
 class SiteEvaluation:
@@ -118,9 +118,9 @@ class SiteEvaluation:
         job: Job,
         exchange: Exchange,
         roster: Roster,
-        journal: Journal,
+        journal: EventLog,
         timeout: float,
-        beside: wire.Beside,
+        beside: wire.Records,
         run: str,
         boots: int,
     ) -> None:
@@ -131,10 +131,10 @@ class SiteEvaluation:
         self._timeout = timeout
         self._beside = beside
         self._declined: dict[int, str] = {}
-        self._part = hiding(job.aggregator)
+        self._part = as_masked_sum(job.aggregator)
         self._run, self._boots = run, boots
 
-    def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> Measured:
+    def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> SiteMetrics:
         """What the sites say about a model after a step."""
         self._roster.refresh()
         config = {**self._beside.get(wire.CONFIG, {}), "server-round": step + 1}
@@ -143,12 +143,12 @@ class SiteEvaluation:
         which = {"run": self._run, "number": (self._boots << 32) + step + 1}
         if self._part is not None:
             beside[wire.QUESTION] = which
-        content = wire.write_body(encode(pack(Question(params, buffers))), beside)
+        content = wire.write_body(encode(pack(EvaluationRequest(params, buffers))), beside)
         declined: list[int] = []
         everybody = dict.fromkeys(self._roster.online(), content)
         if self._part is None:
             answers = self._asked(everybody, wire.read_measured, step, declined)
-            for client, why in far_off(answers).items():
+            for client, why in outlying_metrics(answers).items():
                 del answers[client]
                 self._journal.note(step, client, why)
         else:
@@ -164,7 +164,7 @@ class SiteEvaluation:
         names = Counter(one.names for one in ready.values()).most_common(1)
         shown = names[0][0] if names else ()
         same = (client for client in sorted(ready) if ready[client].names == shown)
-        sets = agreed_groups(part, {client: ready[client].demand for client in same})
+        sets = choose_groups(part, {client: ready[client].demand for client in same})
         contents = {}
         for group in sets:
             shares = write_set([ready[client].share._replace(client=client) for client in group])
@@ -196,7 +196,7 @@ class SiteEvaluation:
                 named = ", ".join(map(str, group))
                 why = f"{one.missing} of {len(group)} sites have no value that fits into the sum"
                 detail = f"{name} of clients {named} is left out: {why}"
-                self._journal.note(step, group[0], RefusedError(Word.RANGE, detail))
+                self._journal.note(step, group[0], RefusedError(RefusalReason.RANGE, detail))
         return {name: one.mean for name, one in sums.items() if not one.missing}
 
     def _asked(
@@ -215,7 +215,7 @@ class SiteEvaluation:
             try:
                 answers[arrival.key] = read(arrival.read())
             except RefusedError as refused:
-                if refused.word is Word.DECLINED:
+                if refused.reason is RefusalReason.DECLINED:
                     declined.append(arrival.key)
                     if self._declined.get(arrival.key) == refused.detail:
                         continue  # said once, not after every question
@@ -231,24 +231,24 @@ class Ready(NamedTuple):
     share: Share
     names: tuple[str, ...]
     task: str
-    demand: Demand
+    demand: SetRequirement
 
 
 def read_ready(content: RecordDict) -> Ready:
     """What a site says that has measured a model; a RefusedError when it declines."""
     if wire.DECLINED in content:
         wire.read_measured(content)
-    found = wire.read_beside(content, wire.SHARE)
+    found = wire.read_record(content, wire.SHARE)
     names, task = found.get("names"), found.get("task")
     proper = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not proper or not isinstance(task, str) or len(task) > LONGEST_TEXT:
-        raise RefusedError(Word.GARBAGE, "it does not say what was measured")
+        raise RefusedError(RefusalReason.GARBAGE, "it does not say what was measured")
     listed = dict.fromkeys(map(str, names or ()), 0.0)
     wire.read_metrics(wire.write_metrics(listed))  # plain names, and not too many
-    return Ready(read_share(content, 0), tuple(sorted(listed)), task, read_demand(content))
+    return Ready(read_share(content, 0), tuple(sorted(listed)), task, read_requirement(content))
 
 
-def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedError]:
+def outlying_metrics(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedError]:
     """Who says something that is out of all proportion to what the other sites say."""
     found = {}
     for client, values in answers.items():
@@ -264,6 +264,6 @@ def far_off(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedErro
                 most = 1.0
             if abs(value) > most:
                 found[client] = RefusedError(
-                    Word.RANGE, f"{name} is {value:.3g}, but at most {most:.3g} is likely"
+                    RefusalReason.RANGE, f"{name} is {value:.3g}, but at most {most:.3g} is likely"
                 )
     return found

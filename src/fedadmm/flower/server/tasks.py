@@ -12,20 +12,20 @@ from fedadmm.core.codec import digest, encode, pack
 from fedadmm.core.messages import ClientInfo, Download
 from fedadmm.core.pairwise_masks import Share, Words
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.admission import Admission, Admitted
+from fedadmm.flower.protocol.admission import Admission, AdmittedUpdate
 from fedadmm.flower.protocol.ledger import (
-    Kind,
+    RefusalReason,
     RefusedError,
     Reply,
+    ReplyKind,
     ServerLedger,
     Task,
-    Word,
-    issue,
+    create_task,
 )
-from fedadmm.flower.protocol.messages import answer_template, arrived, check_work, parcel
-from fedadmm.flower.secure_aggregation.masked_messages import Demand
-from fedadmm.flower.server.exchange import Arrival, Exchange, Roster, Seat
-from fedadmm.flower.server.rundir import Journal
+from fedadmm.flower.protocol.payloads import check_work, decode_result, parcel, result_template
+from fedadmm.flower.secure_aggregation.masked_messages import SetRequirement
+from fedadmm.flower.server.exchange import Arrival, Exchange, OnlineNode, Roster
+from fedadmm.flower.server.run_recorder import EventLog
 from fedadmm.run.client import Job, global_vector, message_template
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ _ROOM = 4096
 """Bytes beyond a proper answer that are let in, so that the misfit can be named."""
 
 
-class Accepted(NamedTuple):
+class AcceptedReply(NamedTuple):
     """A reply that may be folded."""
 
     reply: Reply
-    admitted: Admitted
+    admitted: AdmittedUpdate
     metrics: Mapping[str, float]
     """What the site's own training loop measured, if anything."""
     share: Share | None = None
@@ -54,11 +54,11 @@ class Accepted(NamedTuple):
     """The task to which it is ready."""
     words: Words | None = None
     """The upload under masks."""
-    demand: Demand = Demand()
+    demand: SetRequirement = SetRequirement()
     """What the site demands of the set."""
 
 
-class BroadcastType(Protocol):
+class ClientRequest(Protocol):
     """What is asked of clients: how a task looks, and what may come back."""
 
     scale: float
@@ -69,11 +69,11 @@ class BroadcastType(Protocol):
     def content(self, task: Task, index: int) -> RecordDict:
         """The task as a message."""
 
-    def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
+    def validate(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> AcceptedReply:
         """Accept what came back, or say in a RefusedError why not."""
 
 
-class Broadcast:
+class TrainingRequest:
     """What one state of the server asks of its clients, encoded and hashed once.
 
     Once per client where each of them has missed virtual steps of its own.
@@ -85,7 +85,7 @@ class Broadcast:
         download: Download,
         admission: Admission,
         step: int,
-        beside: wire.Beside | None = None,
+        beside: wire.Records | None = None,
     ) -> None:
         self._job = job
         self._download = download
@@ -93,7 +93,7 @@ class Broadcast:
         self._step = step
         self._beside = beside
         self._bodies: dict[tuple[int, bool, int | None], tuple[bytes, str]] = {}
-        self._template = answer_template(job, download)
+        self._template = result_template(job, download)
         self._message = message_template(job, download.broadcast)
         self._most = len(encode(pack(self._template))) + _ROOM
         theta = global_vector(job, download)
@@ -101,23 +101,29 @@ class Broadcast:
 
     def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
         _, fingerprint = self._body(client, index, ledger.entry(client).version == 0)
-        return issue(ledger, client, sequence, fingerprint)
+        return create_task(ledger, client, sequence, fingerprint)
 
     def content(self, task: Task, index: int) -> RecordDict:
-        return wire.write(task, self._body(task.client, index, task.folded == 0)[0], self._beside)
+        return wire.write(
+            task, self._body(task.client, index, task.acked_version == 0)[0], self._beside
+        )
 
-    def judge(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> Accepted:
+    def validate(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> AcceptedReply:
         content = arrival.read()
         reply, body = wire.read_reply(content, self._most)
-        if reply.kind is Kind.UPDATE and not self._job.aggregator.is_secure:
+        if reply.kind is ReplyKind.UPDATE and not self._job.aggregator.is_secure:
             admit = self._admission.admit
-            decoded = partial(arrived, self._job, self._message, self._download.pipeline)
+            decoded = partial(decode_result, self._job, self._message, self._download.pipeline)
             admitted = admit(ledger, task, reply, body, self._template, self.scale, decoded)
             check_work(self._job, admitted.answer.info, self._step)
-            return Accepted(reply, admitted, wire.read_metrics(content))
+            return AcceptedReply(reply, admitted, wire.read_metrics(content))
         if reply.task != task.id:
-            raise RefusedError(Word.PROTOCOL, f"{reply.kind} to another task: {reply.reason}")
-        raise RefusedError(_WORDS.get(reply.kind, Word.PROTOCOL), reply.reason or reply.kind)
+            raise RefusedError(
+                RefusalReason.PROTOCOL, f"{reply.kind} to another task: {reply.reason}"
+            )
+        raise RefusedError(
+            _WORDS.get(reply.kind, RefusalReason.PROTOCOL), reply.reason or reply.kind
+        )
 
     def failed(self, client: int) -> ClientInfo:
         """What is known about a client whose result was not finite."""
@@ -134,23 +140,23 @@ class Broadcast:
 
 
 _WORDS = {
-    Kind.FAILED: Word.FINITE,
-    Kind.LOST: Word.LOST,
-    Kind.STALE: Word.ROLLBACK,
-    Kind.DECLINED: Word.DECLINED,
+    ReplyKind.FAILED: RefusalReason.FINITE,
+    ReplyKind.LOST: RefusalReason.LOST,
+    ReplyKind.STALE: RefusalReason.ROLLBACK,
+    ReplyKind.DECLINED: RefusalReason.DECLINED,
 }
 """A client that finds the open task outdated has seen a later one: the server went back."""
 
 
-class Flight(NamedTuple):
+class OutstandingTask(NamedTuple):
     """A task that is out."""
 
-    broadcast: BroadcastType
+    broadcast: ClientRequest
     task: Task
     round_index: int
     step: int
     """The server's step when the task was made out."""
-    seat: Seat
+    seat: OnlineNode
     at: float
     times: int = 1
     failed: bool = False
@@ -163,14 +169,14 @@ class Flight(NamedTuple):
         return now - self.at > resend * min(1 << (self.times - 1), _LONGEST)
 
 
-class Tasks:
+class TaskDispatcher:
     """The tasks that are out, one per client at most."""
 
     def __init__(
         self,
         exchange: Exchange,
         roster: Roster,
-        journal: Journal,
+        journal: EventLog,
         resend: float,
         boots: int,
         *,
@@ -186,7 +192,7 @@ class Tasks:
         self._journal = journal
         self._resend = resend
         self._number = boots << _BOOT
-        self.out: dict[int, Flight] = {}
+        self.out: dict[int, OutstandingTask] = {}
         self._sent = 0
 
     def take_count(self) -> int:
@@ -201,7 +207,7 @@ class Tasks:
     def send(
         self,
         clients: Iterable[int],
-        broadcast: BroadcastType,
+        broadcast: ClientRequest,
         ledger: ServerLedger,
         step: int,
         ttl: float,
@@ -228,19 +234,19 @@ class Tasks:
                 seat.node,
                 flight.broadcast.content(flight.task, flight.round_index),
             )
-        if isinstance(broadcast, Broadcast):
+        if isinstance(broadcast, TrainingRequest):
             self._sent += len(contents)
         self._exchange.send("train", str(step + 1), contents, max(ttl, 1.0))
 
     def _make_out(
         self,
         client: int,
-        broadcast: BroadcastType,
+        broadcast: ClientRequest,
         ledger: ServerLedger,
         step: int,
-        seat: Seat,
+        seat: OnlineNode,
         rounds: bool,
-    ) -> Flight:
+    ) -> OutstandingTask:
         """A round's number counts for all; without rounds a client's own updates are counted."""
         if rounds:
             number, index = step + ledger.restarts, step
@@ -250,20 +256,20 @@ class Tasks:
             self._number += 1
             number, index = self._number, ledger.entry(client).version
         task = broadcast.task(ledger, client, number, index)
-        return Flight(broadcast, task, index, step, seat, self._exchange.now())
+        return OutstandingTask(broadcast, task, index, step, seat, self._exchange.now())
 
-    def verdicts(
+    def judged_replies(
         self, ledger: ServerLedger, until: float
-    ) -> Iterator[tuple[int, Accepted | RefusedError]]:
+    ) -> Iterator[tuple[int, AcceptedReply | RefusedError]]:
         """What came back, judged; what answers nothing that is out is only counted."""
         for arrival in self._exchange.arrivals(until):
             client, flight = arrival.key, self.out.get(arrival.key)
             if flight is None:
-                self._journal.count(Word.DUPLICATE)
+                self._journal.count(RefusalReason.DUPLICATE)
                 continue
-            outcome: Accepted | RefusedError
+            outcome: AcceptedReply | RefusedError
             try:
-                outcome = flight.broadcast.judge(ledger, flight.task, arrival)
+                outcome = flight.broadcast.validate(ledger, flight.task, arrival)
             except RefusedError as refused:
                 outcome = refused
                 self.refuse(client, refused)
@@ -272,6 +278,6 @@ class Tasks:
     def refuse(self, client: int, refused: RefusedError) -> None:
         """What came cannot be folded: ask again at once after an error, later after a lie."""
         flight = self.out[client]
-        again = refused.word is Word.ERROR and flight.times < ATTEMPTS
-        stays = refused.word is Word.PROTOCOL  # an answer to an earlier task
+        again = refused.reason is RefusalReason.ERROR and flight.times < ATTEMPTS
+        stays = refused.reason is RefusalReason.PROTOCOL  # an answer to an earlier task
         self.out[client] = flight._replace(failed=again, over=not (again or stays))

@@ -24,34 +24,34 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.ledger import (
     Action,
-    Kind,
     RefusedError,
     Reply,
+    ReplyKind,
     Task,
-    receive,
+    decide,
     reply_to,
 )
-from fedadmm.flower.protocol.messages import (
-    Parcel,
-    Question,
+from fedadmm.flower.protocol.payloads import (
+    EvaluationRequest,
+    TaskPayload,
     check_like,
     decode,
-    parcel_template,
-    travelling,
-)
-from fedadmm.flower.secure_aggregation.held_uploads import (
-    Masker,
-    Origin,
-    client_of,
-    failed_round,
-    last_acknowledged,
-    masker,
+    encode_result,
+    payload_template,
 )
 from fedadmm.flower.secure_aggregation.masked_messages import (
     metric_words,
     read_set,
     subject,
     to_body,
+)
+from fedadmm.flower.secure_aggregation.pending_uploads import (
+    Origin,
+    SiteMasking,
+    client_of,
+    failed_round,
+    last_acknowledged,
+    site_masking,
 )
 from fedadmm.flower.site.gate import Gate
 from fedadmm.flower.site.policy import POLICY, SitePolicy
@@ -178,8 +178,8 @@ def answer(
         length = wire.read_length(content)
         federation = federation.fitted(length)
     folder = state_folder(context, task.run, task.client, content)
-    mask = masker(federation, context.node_config, agreed, folder, length)
-    if not asked and digest(body) != task.cast_digest:
+    mask = site_masking(federation, context.node_config, agreed, folder, length)
+    if not asked and digest(body) != task.broadcast_digest:
         raise StateError("the task's digest is not that of its content")
     state = SiteState(folder)
     account = SiteAccount(state_base(context, content), task.client)
@@ -189,7 +189,7 @@ def answer(
             spend = partial(_spend, federation, account, task.run, budget)
             return wire.write(*mask.release(state, task, content, spend))
         reply, sent = work(federation, objective, state, task, body, account, budget, mask)
-        if mask is None or reply.kind is not Kind.READY:
+        if mask is None or reply.kind is not ReplyKind.READY:
             return wire.write(reply, sent)
         return wire.write(reply, b"", mask.beside(task.id, acknowledged=last_acknowledged(state)))
 
@@ -202,10 +202,10 @@ def work(
     body: bytes,
     account: SiteAccount,
     budget: float | None = None,
-    mask: Masker | None = None,
+    mask: SiteMasking | None = None,
 ) -> tuple[Reply, bytes]:
     """Answer one task: replay, compute, or say why not; the data are loaded only to compute."""
-    decision = receive(state.ledger(), task)
+    decision = decide(state.ledger(), task)
     if decision.forget:
         state.forget()
     if decision.promote:
@@ -213,9 +213,9 @@ def work(
         if mask is not None:
             mask.waiting().settled()
     if decision.action is Action.LOST:
-        return reply_to(task, Kind.LOST, decision.reason), b""
+        return reply_to(task, ReplyKind.LOST, decision.reason), b""
     if decision.action is Action.STALE:
-        return reply_to(task, Kind.STALE, decision.reason), b""
+        return reply_to(task, ReplyKind.STALE, decision.reason), b""
     if decision.action is Action.REPLAY:
         stored = state.pending()
         if stored is not None and (mask is None or mask.replays(task, stored[1])):
@@ -230,8 +230,8 @@ def _compute(
     state: SiteState,
     task: Task,
     body: bytes,
-    counted: Callable[[Job, Task, ClientRecord | None, Parcel], ClientRound],
-    mask: Masker | None,
+    counted: Callable[[Job, Task, ClientRecord | None, TaskPayload], ClientRound],
+    mask: SiteMasking | None,
 ) -> tuple[Reply, bytes]:
     most = _VECTORS * 8 * objective.num_parameters + _ROOM
     if len(body) > most:
@@ -241,7 +241,7 @@ def _compute(
         job = federation.client_job(
             objective, packed.tensors.get("initial"), str(packed.plain.get("precision"))
         )
-        template = parcel_template(job)
+        template = payload_template(job)
         check_like(template, packed, optional=True)
     except RefusedError as error:
         raise StateError(f"the task does not fit this site's model: {error}") from None
@@ -254,9 +254,11 @@ def _compute(
     if mask is not None:
         return mask.ready(job, state, task, parcel, record, done), b""
     if done.record is None:
-        return reply_to(task, Kind.FAILED, "the local result holds NaN or infinite entries"), b""
-    sent = encode(pack(travelling(done)))
-    reply = seal(reply_to(task, Kind.UPDATE), sent)
+        return reply_to(
+            task, ReplyKind.FAILED, "the local result holds NaN or infinite entries"
+        ), b""
+    sent = encode(pack(encode_result(done)))
+    reply = seal(reply_to(task, ReplyKind.UPDATE), sent)
     state.commit(reply, sent, done.record)
     return reply, sent
 
@@ -267,7 +269,7 @@ def _counted_round(
     job: Job,
     task: Task,
     record: ClientRecord | None,
-    parcel: Parcel,
+    parcel: TaskPayload,
 ) -> ClientRound:
     """The client's round; noised steps are counted here, where none of them gets lost."""
     client = task.client
@@ -291,7 +293,9 @@ def _counted_round(
     return done._replace(info=done.info._replace(noised=made))
 
 
-def _local_round(job: Job, client: int, record: ClientRecord | None, parcel: Parcel) -> ClientRound:
+def _local_round(
+    job: Job, client: int, record: ClientRecord | None, parcel: TaskPayload
+) -> ClientRound:
     """The client's round; where uploads are masked, an error of the local work is no answer."""
     try:
         return client_round(job, client, record, parcel.download, parcel.round_index)
@@ -322,10 +326,13 @@ def _masked_metrics(
     gate: Gate,
 ) -> RecordDict:
     """An answer that is added up before anybody sees it: a key first, then words under masks."""
-    client, about = client_number(context), wire.read_beside(content, wire.QUESTION)
+    client, about = client_number(context), wire.read_record(content, wire.QUESTION)
     run, number, body = str(about.get("run")), about.get("number"), wire.read_body(content)
     folder = state_folder(context, run, client, content)
-    mask, state = masker(federation, context.node_config, gate.policy, folder), SiteState(folder)
+    mask, state = (
+        site_masking(federation, context.node_config, gate.policy, folder),
+        SiteState(folder),
+    )
     if mask is None or type(number) is not int:
         raise StateError("the question does not say which it is")
     waiting = mask.waiting("evaluate")
@@ -351,7 +358,7 @@ def _masked_metrics(
 
 def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float]:
     """A site's loss at a model, and its own metrics."""
-    question = read_question(body, site.objective.num_parameters)
+    question = read_evaluation_request(body, site.objective.num_parameters)
     params = question.params
     job = federation.client_job(site.objective, params, str(params.dtype).removeprefix("torch."))
     converted: Any = job.problem.clients[0]
@@ -364,13 +371,13 @@ def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float
     return measured
 
 
-def read_question(body: bytes, size: int) -> Question:
+def read_evaluation_request(body: bytes, size: int) -> EvaluationRequest:
     """The model that is to be measured."""
     packed = decode(body)
     params = packed.tensors.get("params")
     if params is None or params.shape != (size,):
         raise StateError(f"the model to evaluate must be one vector of {size} numbers")
-    return unpack(Question(params, None), packed)
+    return unpack(EvaluationRequest(params, None), packed)
 
 
 def _site(load: Load, context: Context) -> Site:
@@ -397,7 +404,7 @@ def is_simulated() -> bool:
 
 def state_base(context: Context, content: RecordDict) -> Path:
     """Where this site keeps all its state; only a simulated one lets the server choose."""
-    told = wire.read_beside(content, wire.PLACE).get(STATE_DIR) if is_simulated() else None
+    told = wire.read_record(content, wire.PLACE).get(STATE_DIR) if is_simulated() else None
     base = context.node_config.get(STATE_DIR, told)
     if not isinstance(base, str) or not base:
         raise ConfigError(

@@ -22,7 +22,7 @@ from fedadmm.core.parts import name_of
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import Kind, reply_to
+from fedadmm.flower.protocol.ledger import ReplyKind, reply_to
 from fedadmm.flower.site.policy import POLICY, DeclinedError, SitePolicy, read_policy
 from fedadmm.flower.site.state import FOLDER, OverBudgetError, SiteAccount
 
@@ -118,10 +118,10 @@ class Gate:
                 found = answer()
         except (DeclinedError, OverBudgetError) as error:
             _logger.warning("run %s, task %d: %s", task.run, task.sequence, error)
-            found = wire.write(reply_to(task, Kind.DECLINED, str(error)), b"")
+            found = wire.write(reply_to(task, ReplyKind.DECLINED, str(error)), b"")
         if wire.METRICS in found:  # of a training loop of the site's own
             found[wire.METRICS] = self._leaving(found)[wire.METRICS]
-        kind = str(wire.read_beside(found, wire.HEAD).get("kind"))
+        kind = str(wire.read_record(found, wire.HEAD).get("kind"))
         self._note(task.run, task.sequence, kind, len(wire.read_body(found)))
         return found
 
@@ -144,9 +144,11 @@ class Gate:
             found = self._leaving(found)
             if not wire.read_metrics(found):
                 found = wire.write_declined(f"no metric may leave by this site's {POLICY}")
-        size = 8 * len(wire.read_beside(found, wire.METRICS)) + len(wire.read_body(found))
-        kind = "metrics" if size else str(Kind.READY)  # a key: the words leave when a set is known
-        self._note("", 0, Kind.DECLINED if wire.DECLINED in found else kind, size)
+        size = 8 * len(wire.read_record(found, wire.METRICS)) + len(wire.read_body(found))
+        kind = (
+            "metrics" if size else str(ReplyKind.READY)
+        )  # a key: the words leave when a set is known
+        self._note("", 0, ReplyKind.DECLINED if wire.DECLINED in found else kind, size)
         return found
 
     def declines(self) -> str | None:
@@ -221,7 +223,7 @@ class Gate:
 
     def _note(self, run: str, sequence: int, kind: str, size: int) -> None:
         """Write down what leaves, before it does; a refusal says nothing of the rows."""
-        if kind == Kind.DECLINED:
+        if kind == ReplyKind.DECLINED:
             return
         line: dict[str, Any] = {
             "at": clock.timestamp(),

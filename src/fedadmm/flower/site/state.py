@@ -27,7 +27,13 @@ from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.messages import ClientRecord
 from fedadmm.core.solvers.private import RecordNoise
 from fedadmm.flower.protocol.admission import is_sealed
-from fedadmm.flower.protocol.ledger import ClientLedger, Kind, Reply, Slot, slot_of
+from fedadmm.flower.protocol.ledger import (
+    ClientLedger,
+    Reply,
+    ReplyKind,
+    StoredVersion,
+    stored_version,
+)
 
 ACKED, PENDING, DAMAGED = "acked.safetensors", "pending.safetensors", ".damaged"
 _REPLY, _BODY = "reply", "body"
@@ -105,9 +111,9 @@ class SiteState:
         codec.write_checksummed(self._folder / PENDING, packed, body=content)
         self._files.pop(PENDING, None)
 
-    def _slot(self, name: str) -> Slot | None:
+    def _slot(self, name: str) -> StoredVersion | None:
         file = self._read(name)
-        return None if file is None else slot_of(file.reply)
+        return None if file is None else stored_version(file.reply)
 
     def _read(self, name: str) -> _File | None:
         if name not in self._files:
@@ -132,7 +138,7 @@ def _read_file(path: Path) -> _File | None:
         return None
     try:
         fields = json.loads(str(packed.plain.pop(_REPLY)))
-        reply = Reply(**fields)._replace(kind=Kind(fields["kind"]))
+        reply = Reply(**fields)._replace(kind=ReplyKind(fields["kind"]))
         packed.tensors[_BODY]
     except (KeyError, TypeError, ValueError):
         raise DamageError(f"{path} is damaged: it holds no reply") from None

@@ -39,18 +39,18 @@ from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
-from fedadmm.flower.protocol.ledger import Kind, Reply, Task, reply_to
-from fedadmm.flower.protocol.messages import Parcel
+from fedadmm.flower.protocol.ledger import Reply, ReplyKind, Task, reply_to
+from fedadmm.flower.protocol.payloads import TaskPayload
 from fedadmm.flower.secure_aggregation.masked_messages import (
-    Demand,
+    SetRequirement,
+    as_masked_sum,
     as_tensor,
-    hiding,
     read_set,
     shared_digest,
     subject,
     to_body,
     upload_words,
-    write_demand,
+    write_requirement,
     write_share,
 )
 from fedadmm.flower.site.policy import SitePolicy
@@ -144,7 +144,7 @@ class Origin(NamedTuple):
     """The digest of the model that the site was sent."""
 
 
-class Held(NamedTuple):
+class PendingUpload(NamedTuple):
     """An upload that waits."""
 
     task: str
@@ -157,7 +157,7 @@ class Held(NamedTuple):
     origin: Origin
 
 
-class Left(NamedTuple):
+class ReleasedUpload(NamedTuple):
     """Under which set an upload left."""
 
     task: str
@@ -166,7 +166,7 @@ class Left(NamedTuple):
     origin: Origin
 
 
-class Waiting:
+class PendingUploads:
     """The uploads of one kind that wait in a client's folder."""
 
     def __init__(self, folder: Path, purpose: str) -> None:
@@ -198,7 +198,7 @@ class Waiting:
         codec.write_checksummed(self._held, Packed({"words": as_tensor(words)}, plain))
         return share
 
-    def held(self, task: str) -> Held | None:
+    def held(self, task: str) -> PendingUpload | None:
         """The upload that waits for this task; None when another does, or it is damaged."""
         try:
             packed = codec.read_checksummed(self._held)
@@ -214,14 +214,14 @@ class Waiting:
         words = words.view("uint32" if words.itemsize == 4 else "uint64")
         told, private = json.loads(plain["told"]), bytes.fromhex(plain["private"])
         origin = Origin(plain["round"], plain["model"])
-        return Held(task, plain["subject"], share, private, words, told, origin)
+        return PendingUpload(task, plain["subject"], share, private, words, told, origin)
 
     def settled(self) -> None:
         """What waited is acknowledged: its words and its key are needed no more."""
         if files.exists(self._held):
             files.remove(self._held)
 
-    def left(self) -> list[Left]:
+    def left(self) -> list[ReleasedUpload]:
         """Under which sets the uploads of this run left, oldest first."""
         if not files.exists(self._sets):
             return []
@@ -233,10 +233,11 @@ class Waiting:
                 "from a backup, or begin a new run"
             ) from None
         return [
-            Left(task, chosen, clients, Origin(*origin)) for task, chosen, clients, origin in found
+            ReleasedUpload(task, chosen, clients, Origin(*origin))
+            for task, chosen, clients, origin in found
         ]
 
-    def demand(self, peers: Peers, held: Held, acknowledged: str) -> Demand:
+    def demand(self, peers: Peers, held: PendingUpload, acknowledged: str) -> SetRequirement:
         """Which set this upload must have, so that two sums do not show what one site sent.
 
         A set other than that of an upload of the same round is never allowed: with three sets each
@@ -257,7 +258,7 @@ class Waiting:
             if peers.apart and (k >= acked or one.origin.model == held.origin.model)
         ]
         first = same[0] if same else frozenset[int]()
-        return Demand(peers.minimum, first, tuple(dict.fromkeys(others)), peers.minimum)
+        return SetRequirement(peers.minimum, first, tuple(dict.fromkeys(others)), peers.minimum)
 
     def release(
         self,
@@ -306,12 +307,12 @@ class Waiting:
         words = masked(held.words, peers.client, held.private, held.subject, shares)
         if used is None:
             spend()
-            made = [*before, Left(task, digest, clients, held.origin)]
+            made = [*before, ReleasedUpload(task, digest, clients, held.origin)]
             codec.write_json(self._sets, {"left": made})
         return words
 
 
-class Masker(NamedTuple):
+class SiteMasking(NamedTuple):
     """What a site does where only masked sums may leave."""
 
     part: MaskedSum
@@ -320,16 +321,16 @@ class Masker(NamedTuple):
     length: float | None = None
     """The length of the local work in the task, where a penalty is fitted to it."""
 
-    def waiting(self, purpose: str = "update") -> Waiting:
+    def waiting(self, purpose: str = "update") -> PendingUploads:
         """The uploads, or the answers, that wait."""
-        return Waiting(self.folder, purpose)
+        return PendingUploads(self.folder, purpose)
 
     def ready(
         self,
         job: Job,
         state: SiteState,
         task: Task,
-        parcel: Parcel,
+        parcel: TaskPayload,
         record: ClientRecord | None,
         done: ClientRound,
     ) -> Reply:
@@ -339,7 +340,7 @@ class Masker(NamedTuple):
         answer that one site's result overflows could choose models until it knew a feature, so a
         site without a usable result takes part with an increment of zero and keeps its state.
         """
-        part = hiding(job.aggregator)
+        part = as_masked_sum(job.aggregator)
         assert part is not None
         try:
             if done.record is None:
@@ -365,7 +366,7 @@ class Masker(NamedTuple):
         share = self.waiting().hold(self.peers, task.id, about, words, told, origin)
         # The key is new for every upload, so that the digest of the state that is acknowledged is
         # that of this upload, also if the same task is computed again with other random numbers.
-        reply = seal(reply_to(task, Kind.READY), share.public)
+        reply = seal(reply_to(task, ReplyKind.READY), share.public)
         state.commit(reply, share.public, done.record)
         return reply
 
@@ -391,7 +392,7 @@ class Masker(NamedTuple):
         held = waiting.held(task)
         if held is None:
             raise StateError("the upload that waited here is damaged; the task must come again")
-        demand = write_demand(waiting.demand(self.peers, held, acknowledged))
+        demand = write_requirement(waiting.demand(self.peers, held, acknowledged))
         return {wire.SHARE: write_share(held.share, **held.told, **demand)}
 
     def release(
@@ -406,7 +407,7 @@ class Masker(NamedTuple):
             self.peers, task.id, shares, self.part.minimum, acknowledged, spend
         )
         body = to_body(words)
-        return seal(reply_to(task, Kind.MASKED), body), body
+        return seal(reply_to(task, ReplyKind.MASKED), body), body
 
 
 def zero_round(
@@ -455,14 +456,14 @@ def last_acknowledged(state: SiteState) -> str:
     return "" if acked is None else acked.task
 
 
-def masker(
+def site_masking(
     federation: Federation,
     node: Mapping[str, Any],
     policy: SitePolicy,
     folder: Path,
     length: float | None = None,
-) -> Masker | None:
+) -> SiteMasking | None:
     """A site's half of masked sums; None for a federation without them."""
     run = federation.experiment
-    part = hiding(run.aggregator.fitted(UpdatePipeline.of(run.pipeline)))
-    return None if part is None else Masker(part, read_peers(node, policy), folder, length)
+    part = as_masked_sum(run.aggregator.fitted(UpdatePipeline.of(run.pipeline)))
+    return None if part is None else SiteMasking(part, read_peers(node, policy), folder, length)

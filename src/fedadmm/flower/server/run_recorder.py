@@ -14,14 +14,14 @@ from fedadmm.core import clock, files
 from fedadmm.core.codec import params_sha256
 from fedadmm.core.errors import DataError
 from fedadmm.core.outputs import Iterate
-from fedadmm.flower.protocol.ledger import RefusedError, Word
+from fedadmm.flower.protocol.ledger import RefusalReason, RefusedError
 from fedadmm.run.round_callbacks import BEST
 from fedadmm.run.state import RoundReport
 from fedadmm.study.run_dir import RunDir, create
 from fedadmm.study.run_history import RUNNING, best_model
 
 if TYPE_CHECKING:
-    from fedadmm.flower.server.service import Outcome
+    from fedadmm.flower.server.service import DeploymentResult
 
 
 EVENTS, WAITING = "events.jsonl", "waiting.json"
@@ -43,7 +43,7 @@ def _is_event(line: bytes) -> bool:
         return False
 
 
-class RunDirectory:
+class RunRecorder:
     """A callback that appends to metrics.jsonl, and writes the summary at the end.
 
     What was refused, missing, lost or repaired stands in events.jsonl, one line an event.
@@ -86,7 +86,9 @@ class RunDirectory:
             lines = "".join(json.dumps(event) + "\n" for event in events)
             files.append(self.path / EVENTS, lines.encode())
 
-    def finish(self, outcome: Outcome, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    def finish(
+        self, outcome: DeploymentResult, extra: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Leave the model and the summary."""
         best, last = outcome.state.components.get(BEST), Iterate(outcome.params, outcome.buffers)
         self._folder.write_model(best, last)
@@ -108,35 +110,37 @@ class RunDirectory:
 _logger = logging.getLogger("fedadmm")
 
 
-class Event(NamedTuple):
+class NetworkEvent(NamedTuple):
     """Something that happened to a client."""
 
     sequence: int
     client: int
-    word: str
+    reason: str
     detail: str
     at: str
     """The time, as files hold it."""
 
 
-class Journal:
+class EventLog:
     """Counts and remembers what was refused, missing, lost or repaired."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._fresh: list[Event] = []
+        self._fresh: list[NetworkEvent] = []
 
     def note(self, sequence: int, client: int, why: RefusedError) -> None:
         """Count an event and say it."""
-        self.counts[str(why.word)] += 1
-        self._fresh.append(Event(sequence, client, str(why.word), why.detail, clock.timestamp()))
+        self.counts[str(why.reason)] += 1
+        self._fresh.append(
+            NetworkEvent(sequence, client, str(why.reason), why.detail, clock.timestamp())
+        )
         _logger.warning("round %d, client %d: %s", sequence + 1, client, why)
 
-    def count(self, word: Word) -> None:
+    def count(self, reason: RefusalReason) -> None:
         """Count what is nobody's fault."""
-        self.counts[str(word)] += 1
+        self.counts[str(reason)] += 1
 
-    def take(self) -> Sequence[Event]:
+    def take(self) -> Sequence[NetworkEvent]:
         """The events since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh

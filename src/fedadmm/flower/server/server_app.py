@@ -30,8 +30,8 @@ from fedadmm.core.parts import name_of
 from fedadmm.core.validation import check
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.server.rundir import RunDirectory
-from fedadmm.flower.server.service import Outcome, Service
+from fedadmm.flower.server.run_recorder import RunRecorder
+from fedadmm.flower.server.service import DeploymentResult, Service
 from fedadmm.flower.site.app import STATE_DIR
 from fedadmm.run.callbacks import Callbacks, Given, as_callbacks
 from fedadmm.run.record import Record
@@ -65,9 +65,9 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
     from flwr.serverapp import ServerApp
 
     def main(grid: Grid, context: Context) -> None:
-        directory = RunDirectory(run_folder(context))
+        directory = RunRecorder(run_folder(context))
         run = configured(federation, context.run_config)
-        watched = Watched(run)
+        watched = RunMonitor(run)
         with endpoint(context, watched):
             said = partial(log_round, run.experiment.rounds)
             seen = serve(run, grid, directory.path, [directory, watched, said, *callbacks])
@@ -99,12 +99,12 @@ def configured(federation: Federation, config: Mapping[str, Any]) -> Federation:
     return replace(federation, **words)
 
 
-def endpoint(context: Context, watched: Watched) -> AbstractContextManager[object]:
+def endpoint(context: Context, watched: RunMonitor) -> AbstractContextManager[object]:
     """What answers on the port that the run configuration names, or nothing."""
     port = context.run_config.get("status-port", 0)
     if type(port) is not int:
         raise ConfigError(f"run-config: status-port is {port!r}, but must be a port, or 0 for none")
-    return Endpoint(port, watched) if port else nullcontext()
+    return StatusEndpoint(port, watched) if port else nullcontext()
 
 
 def run_folder(context: Context) -> Path:
@@ -120,7 +120,7 @@ def run_folder(context: Context) -> Path:
 
 def serve(
     federation: Federation, grid: Grid, folder: Path, callbacks: Iterable[Given] = ()
-) -> Outcome:
+) -> DeploymentResult:
     """Run a federation over a grid, from its last checkpoint in `folder` if there is one.
 
     Two servers on one checkpoint would acknowledge what the other never folded: the second waits,
@@ -155,7 +155,7 @@ def serve(
     return outcome
 
 
-def _summary(ending: Ending, outcome: Outcome | None) -> dict[str, Any]:
+def _summary(ending: Ending, outcome: DeploymentResult | None) -> dict[str, Any]:
     """What callbacks learn at the end of a deployed run."""
     told: dict[str, Any] = {"code": ending.code, "status": ending.sentence}
     if outcome is not None:
@@ -187,7 +187,7 @@ class _Gauge(NamedTuple):
     """By what stands between the braces."""
 
 
-class Watched:
+class RunMonitor:
     """What is told of a run; called with the report of every round."""
 
     def __init__(self, federation: Federation) -> None:
@@ -208,7 +208,7 @@ class Watched:
                 self._sums[name] += int(reading.besides(record, name) or 0)
             self._heard |= dict.fromkeys(reading.clients(record), record["round"])
             for event in record.get("network", {}).get("events", ()):
-                self._refusals[event["client"], event["word"]] += 1
+                self._refusals[event["client"], event["reason"]] += 1
 
     def health(self) -> dict[str, object]:
         """Whether rounds come as they should."""
@@ -265,8 +265,8 @@ class Watched:
     def _of_clients(self) -> list[_Gauge]:
         heard = {f'client="{c}"': float(number) for c, number in sorted(self._heard.items())}
         refused = {
-            f'client="{client}",word="{word}"': float(count)
-            for (client, word), count in sorted(self._refusals.items())
+            f'client="{client}",reason="{reason}"': float(count)
+            for (client, reason), count in sorted(self._refusals.items())
         }
         return [
             _Gauge("client_last_round", "gauge", "The last round it took part in.", heard),
@@ -274,10 +274,10 @@ class Watched:
         ]
 
 
-class Endpoint(Loopback):
-    """Serves a `Watched` on loopback, in a thread, while a `with` statement lasts."""
+class StatusEndpoint(Loopback):
+    """Serves a `RunMonitor` on loopback, in a thread, while a `with` statement lasts."""
 
-    def __init__(self, port: int, watched: Watched) -> None:
+    def __init__(self, port: int, watched: RunMonitor) -> None:
         check("run-config", "status-port", port, Annotated[int, Ge(1), Le(65535)])
         try:
             super().__init__(port, partial(_answer, watched))
@@ -288,7 +288,7 @@ class Endpoint(Loopback):
             ) from None
 
 
-def _answer(watched: Watched, path: str) -> Answer:
+def _answer(watched: RunMonitor, path: str) -> Answer:
     if path == "/health":
         found = watched.health()
         code = 200 if found["healthy"] else 503

@@ -24,8 +24,8 @@ from fedadmm.core import codec, files, trees
 from fedadmm.core.codec import DamageError, Packed, pack, params_sha256, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.protocol.admission import Brought
-from fedadmm.flower.protocol.ledger import Entry, ServerLedger
+from fedadmm.flower.protocol.admission import UploadHistory
+from fedadmm.flower.protocol.ledger import LedgerEntry, ServerLedger
 from fedadmm.run.client import Job
 from fedadmm.run.state import RunState, pack_state, unpack_state
 
@@ -38,7 +38,7 @@ _OTHER_SITES = (
 _VALUES, _OWNER, _WEIGHT = "values", "owner", "weight"
 
 
-class Saved(NamedTuple):
+class ServerCheckpoint(NamedTuple):
     """All that a server needs to go on."""
 
     state: RunState
@@ -49,7 +49,7 @@ class Saved(NamedTuple):
     """How often a server started on this run; asynchronous tasks are numbered from it."""
     empty: int = 0
     """Rounds that brought nothing; the run is longer by as many."""
-    norms: Mapping[int, Brought] = {}
+    norms: Mapping[int, UploadHistory] = {}
     """How long the vectors were that each client has brought."""
     holders: Mapping[int, str] = {}
     """Client -> the identity of its node."""
@@ -103,7 +103,7 @@ class ServerState:
         self._keep = keep_contributions
         self._fingerprint = dict(fingerprint)
 
-    def load(self, template: RunState, *, accept_sites: bool = False) -> Saved | None:
+    def load(self, template: RunState, *, accept_sites: bool = False) -> ServerCheckpoint | None:
         """The last checkpoint, or None for a run that begins."""
         path = self._folder / SERVER
         packed = _read(path)
@@ -112,13 +112,13 @@ class ServerState:
         with _understanding(path):
             values = _values(path, packed)
             self._compare(values["fingerprint"], ("clients", "weights") if accept_sites else ())
-            return Saved(
+            return ServerCheckpoint(
                 unpack_state(template, None, packed.tensors, values["state"]),
                 ServerLedger(values["run"], _entries(values)),
                 {int(node): client for node, client in values["roster"].items()},
                 values["boots"],
                 values["empty"],
-                {int(client): Brought(*one) for client, one in values["norms"].items()},
+                {int(client): UploadHistory(*one) for client, one in values["norms"].items()},
                 {int(client): str(one) for client, one in values["holders"].items()},
                 values.get("length"),
                 tuple(values.get("weights", ())),
@@ -133,7 +133,7 @@ class ServerState:
             sites = "" if "clients" not in changed else _OTHER_SITES
             raise StateError(f"{self._folder}: holds another run, which differs in {shown}{sites}")
 
-    def save(self, saved: Saved, brought: Mapping[int, Any]) -> dict[int, str]:
+    def save(self, saved: ServerCheckpoint, brought: Mapping[int, Any]) -> dict[int, str]:
         """Write a checkpoint; `brought` are the weighted uploads that it folded, by client.
 
         Returns whose contribution could not be kept, and why.
@@ -161,7 +161,7 @@ class ServerState:
         return unkept
 
     def contribution(
-        self, run: str, client: int, entry: Entry, template: Any, weight: float
+        self, run: str, client: int, entry: LedgerEntry, template: Any, weight: float
     ) -> Any | None:
         """a_i, as it is now, times the sum of all uploads of a client; None before its first one.
 
@@ -179,7 +179,7 @@ class ServerState:
         past = unpack(template, packed)
         return past if counted == weight else trees.scaled(past, weight / counted)
 
-    def _add(self, saved: Saved, brought: Mapping[int, Any]) -> dict[int, str]:
+    def _add(self, saved: ServerCheckpoint, brought: Mapping[int, Any]) -> dict[int, str]:
         unkept, ledger = {}, saved.ledger
         for client, message in brought.items():
             entry = ledger.entry(client)
@@ -206,32 +206,32 @@ class ServerState:
             if name.startswith(_CONTRIBUTION) and name not in needed:
                 files.remove(self._folder / name)
 
-    def _path(self, client: int, entry: Entry) -> Path:
+    def _path(self, client: int, entry: LedgerEntry) -> Path:
         number = f"{client}-{entry.incarnation}-{entry.version}"
         return self._folder / f"{_CONTRIBUTION}{number}.safetensors"
 
 
-class Known(NamedTuple):
+class CheckpointSummary(NamedTuple):
     """What a checkpoint knows of the clients."""
 
-    entries: Mapping[int, Entry]
+    entries: Mapping[int, LedgerEntry]
     nodes: Mapping[int, int]
     """Client -> the id of its node."""
     length: float | None = None
     weights: Sequence[float] = ()
 
 
-def read_known(folder: Path) -> Known:
+def read_summary(folder: Path) -> CheckpointSummary:
     """What a checkpoint knows, for whoever only looks; nothing before the first."""
     path = folder / SERVER
     packed = _read(path)
     if packed is None:
-        return Known({}, {})
+        return CheckpointSummary({}, {})
     with _understanding(path):
         values = _values(path, packed)
         nodes = {int(client): int(node) for node, client in values["roster"].items()}
         length, weights = values.get("length"), values.get("weights", ())
-        return Known(_entries(values), nodes, length, weights)
+        return CheckpointSummary(_entries(values), nodes, length, weights)
 
 
 def _read(path: Path) -> Packed | None:
@@ -266,8 +266,8 @@ def _understanding(path: Path) -> Iterator[None]:
         raise StateError(f"{path} cannot be understood; {ANOTHER_VERSION}") from error
 
 
-def _entries(values: Mapping[str, Any]) -> dict[int, Entry]:
-    return {int(client): Entry(*entry) for client, entry in values["entries"].items()}
+def _entries(values: Mapping[str, Any]) -> dict[int, LedgerEntry]:
+    return {int(client): LedgerEntry(*entry) for client, entry in values["entries"].items()}
 
 
 def _of_an_earlier_version(path: Path) -> StateError:

@@ -1,4 +1,4 @@
-"""What travels beside a task and beside a reply, and the check of what arrived."""
+"""What travels beside a task and beside a reply, and the check of what decode_result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.local_work import SolveInfo
 from fedadmm.core.messages import ClientInfo, Download, Upload
 from fedadmm.core.pipeline.postprocessors import joint_norm, vectors_of
-from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusedError, Word
+from fedadmm.flower.protocol.ledger import LONGEST_TEXT, RefusalReason, RefusedError
 from fedadmm.run.client import (
     ClientRound,
     Job,
@@ -28,7 +28,7 @@ _REPEATS = 8
 """This many times an honest site may make the steps of a round whose replies get lost."""
 
 
-class Parcel(NamedTuple):
+class TaskPayload(NamedTuple):
     """Down: the broadcast, the round it belongs to, and what a newcomer starts from."""
 
     download: Download
@@ -41,14 +41,14 @@ class Parcel(NamedTuple):
     """The virtual steps that this client missed, for a method that makes them."""
 
 
-class Answer(NamedTuple):
+class ClientResult(NamedTuple):
     """Up: the upload and what callbacks may know about how it came about."""
 
     upload: Upload
     info: ClientInfo
 
 
-class Question(NamedTuple):
+class EvaluationRequest(NamedTuple):
     """Down: a model, to be measured at the sites."""
 
     params: Tensor
@@ -57,16 +57,16 @@ class Question(NamedTuple):
 
 def parcel(
     job: Job, download: Download, round_index: int, newcomer: bool, missed: Tensor | None = None
-) -> Parcel:
+) -> TaskPayload:
     """The parcel for one client; only a newcomer needs the initial vector."""
     precision = str(job.initial.dtype).removeprefix("torch.")
     shared = download._replace(missed=None)
     if not newcomer:
-        return Parcel(shared, round_index, precision, missed=missed)
-    return Parcel(shared, round_index, precision, job.initial, job.initial_buffers, missed)
+        return TaskPayload(shared, round_index, precision, missed=missed)
+    return TaskPayload(shared, round_index, precision, job.initial, job.initial_buffers, missed)
 
 
-def parcel_template(job: Job) -> Parcel:
+def payload_template(job: Job) -> TaskPayload:
     """How parcels look: types only, because some fields come and go from round to round."""
     algorithm = job.algorithm
     server = algorithm.init_server(job.initial)
@@ -76,27 +76,29 @@ def parcel_template(job: Job) -> Parcel:
     return parcel(job, download, 0, True, None if catch_up is None else catch_up.missed(0))
 
 
-def answer_template(job: Job, download: Download) -> Answer:
+def result_template(job: Job, download: Download) -> ClientResult:
     """How every answer to this broadcast must look: names, shapes, types."""
     message = message_template(job, download.broadcast)
     averaged = job.problem.buffers == "average"
     info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
     buffers = job.initial_buffers if averaged else None
     if not job.pipeline.changes_messages:
-        return Answer(Upload(message, buffers), info)
+        return ClientResult(Upload(message, buffers), info)
     sent = job.pipeline.on_client(job.algorithm, message, None, 0)
-    return Answer(Upload(sent.encoded, buffers, sent.statistics), info)
+    return ClientResult(Upload(sent.encoded, buffers, sent.statistics), info)
 
 
-def travelling(done: ClientRound) -> Answer:
+def encode_result(done: ClientRound) -> ClientResult:
     """A client's answer as it travels."""
     if done.encoded is None:
-        return Answer(done.upload, done.info)
+        return ClientResult(done.upload, done.info)
     upload = done.upload._replace(message=done.encoded, encoded_bytes=None)
-    return Answer(upload, done.info)
+    return ClientResult(upload, done.info)
 
 
-def arrived(job: Job, message: Any, bound: Tensor | None, answer: Answer) -> Answer:
+def decode_result(
+    job: Job, message: Any, bound: Tensor | None, answer: ClientResult
+) -> ClientResult:
     """An answer as the server takes it; `message` shows how one looks that nothing encodes.
 
     `bound` is an adaptive clip's.  A site that does not clip is refused: noise hides no more than
@@ -108,7 +110,7 @@ def arrived(job: Job, message: Any, bound: Tensor | None, answer: Answer) -> Ans
     try:
         decoded = job.pipeline.decode_message(encoded, message)
     except ParameterError as error:
-        raise RefusedError(Word.RANGE, str(error)) from None
+        raise RefusedError(RefusalReason.RANGE, str(error)) from None
     if job.pipeline.clip is not None:
         largest = job.pipeline.clip.norm if bound is None else float(bound)
         _check_clipped(job, decoded, answer.upload.statistics, largest)
@@ -123,11 +125,11 @@ def _check_clipped(job: Job, message: Any, within: Tensor | None, bound: float) 
     rounding = max(1e-4, 4 * torch.finfo(job.initial.dtype).eps)
     if not length <= bound * (1 + rounding):
         raise RefusedError(
-            Word.NORM, f"the upload has norm {length:.6g}, but the clip allows {bound:.6g}"
+            RefusalReason.NORM, f"the upload has norm {length:.6g}, but the clip allows {bound:.6g}"
         )
     if within is not None and abs(float(within)) != 0.5:
         raise RefusedError(
-            Word.RANGE, f"upload.statistics is {float(within):g}, but must be -0.5 or 0.5"
+            RefusalReason.RANGE, f"upload.statistics is {float(within):g}, but must be -0.5 or 0.5"
         )
 
 
@@ -140,14 +142,14 @@ def check_work(job: Job, info: ClientInfo, step: int) -> None:
     each = job.stop.largest_budget(per_epoch, info.client)
     if steps > each:
         raise RefusedError(
-            Word.RANGE, f"info.solve.steps is {steps}, but a round has at most {each}"
+            RefusalReason.RANGE, f"info.solve.steps is {steps}, but a round has at most {each}"
         )
     if job.solver.noise is None:
         return
     most = _REPEATS * (step + 2) * each
     if info.noised > most:
         raise RefusedError(
-            Word.RANGE,
+            RefusalReason.RANGE,
             f"info.noised is {info.noised} after a round of {steps} steps, but at most {most} can "
             f"have been made, {each} in a round",
         )
@@ -158,7 +160,7 @@ def decode(body: bytes) -> Packed:
     try:
         return codec.decode(body, codec.MESSAGE)
     except FormatError as error:
-        raise RefusedError(Word(error.kind), error.detail) from None
+        raise RefusedError(RefusalReason(error.kind), error.detail) from None
 
 
 def check_like(template: object, packed: Packed, *, optional: bool = False) -> None:
@@ -167,27 +169,31 @@ def check_like(template: object, packed: Packed, *, optional: bool = False) -> N
     names = set(packed.tensors)
     if not names <= wanted.tensors.keys() or not (optional or names >= wanted.tensors.keys()):
         held, must = _listed(packed.tensors), _listed(wanted.tensors)
-        raise RefusedError(Word.SHAPE, f"it holds {held}, but must hold {must}")
+        raise RefusedError(RefusalReason.SHAPE, f"it holds {held}, but must hold {must}")
     for name, got in packed.tensors.items():
         like = wanted.tensors[name]
         if got.dtype != like.dtype:
-            raise RefusedError(Word.DTYPE, f"{name} is {got.dtype}, but must be {like.dtype}")
+            raise RefusedError(
+                RefusalReason.DTYPE, f"{name} is {got.dtype}, but must be {like.dtype}"
+            )
         if got.shape != like.shape:
             raise RefusedError(
-                Word.SHAPE, f"{name} is {tuple(got.shape)}, but must be {tuple(like.shape)}"
+                RefusalReason.SHAPE,
+                f"{name} is {tuple(got.shape)}, but must be {tuple(like.shape)}",
             )
     if packed.plain.keys() != wanted.plain.keys():
         held, must = _listed(packed.plain), _listed(wanted.plain)
-        raise RefusedError(Word.SHAPE, f"it says {held}, but must say {must}")
+        raise RefusedError(RefusalReason.SHAPE, f"it says {held}, but must say {must}")
     for name, value in packed.plain.items():
         kind = type(wanted.plain[name])
         if type(value) is not kind:
             raise RefusedError(
-                Word.DTYPE, f"{name} is {type(value).__name__}, but must be {kind.__name__}"
+                RefusalReason.DTYPE,
+                f"{name} is {type(value).__name__}, but must be {kind.__name__}",
             )
         if isinstance(value, str) and len(value) > LONGEST_TEXT:
             raise RefusedError(
-                Word.SIZE,
+                RefusalReason.SIZE,
                 f"{name} has {len(value)} characters, but at most {LONGEST_TEXT} may come",
             )
 
