@@ -74,8 +74,8 @@ ALGORITHMS = {
 
 
 def test_the_table_has_every_algorithm():
-    in_rounds = {name for name, method in REGISTRY.items() if not method.requirements.asynchronous}
-    assert ALGORITHMS.keys() == in_rounds
+    missing = REGISTRY.keys() - ALGORITHMS.keys()
+    assert {name for name in missing if not REGISTRY[name]().requirements.asynchronous} == set()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -471,7 +471,7 @@ def test_a_ready_is_sealed_over_its_key(tmp_path):
 @pytest.fixture
 def insistent(monkeypatch):
     """A server that sums whoever is ready, whatever the sites demand."""
-    monkeypatch.setattr(server_masking, "agreed_groups", lambda _, demands: [list(demands)])
+    monkeypatch.setattr(server_masking, "choose_groups", lambda _, demands: [list(demands)])
 
 
 @pytest.mark.parametrize("server", ["agrees", "insists"])
@@ -594,7 +594,7 @@ def test_a_member_that_sends_rubbish_makes_its_sum_void(tmp_path):
         from fedadmm.flower.secure_aggregation.masked_messages import from_body, to_body
 
         head, body = wire.read_reply(reply.content, 10**9)
-        point = made.server_job().aggregate.fixed_point
+        point = made.server_job().aggregator.fixed_point
         words = from_body(body, point, 6 + 15) + np.uint32(2**30)
         return Message(wire.write(seal(head, to_body(words)), to_body(words)), reply_to=message)
 

@@ -21,11 +21,14 @@ from fedadmm.flower.server.checkpoint import SERVER, ServerCheckpoint, ServerSta
 from fedadmm.flower.server.server_app import serve
 from fedadmm.flower.site.state import ACKED, PENDING, SiteState
 from fedadmm.run.client import record_layout
+from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import initial_state
+from fedadmm.run.round_callbacks import DIVERGENCE, FirstValues, RunPlan
 
 from .harness import FakeGrid, check_invariant, federation, run_through, server_on_disk
 
 JOB = federation(fa.FedADMM(rho=1.0)).server_job()
+PLAN = RunPlan(1, Evaluation())
 
 
 def a_commit(site: SiteState, sequence: int = 0):
@@ -165,25 +168,26 @@ def test_a_folder_behind_a_link_is_refused_and_stays_as_it_is(make, tmp_path):
 
 def test_a_checkpoint_comes_back(tmp_path):
     disk = ServerState(tmp_path, False, {"a": "1"})
-    assert disk.load(initial_state(JOB)) is None
-    state = initial_state(JOB)._replace(round=3, first_loss=0.1 + 0.2)
+    assert disk.load(initial_state(JOB, PLAN)) is None
+    state = initial_state(JOB, PLAN)._replace(round=3)
+    state = state.with_component(DIVERGENCE, FirstValues(loss=0.1 + 0.2))
     saved = ServerCheckpoint(
         state, new_run(), {7: 1}, 2, 5, {1: UploadHistory(2, [{"x": 0.1}], {"x": 0.3})}
     )
     saved = saved._replace(length=0.6, weights=(0.1 + 0.2, 0.7))
     disk.save(saved, {})
-    again = ServerState(tmp_path, False, {"a": "1"}).load(initial_state(JOB))
+    again = ServerState(tmp_path, False, {"a": "1"}).load(initial_state(JOB, PLAN))
     assert again.state.round == 3
-    assert again.state.first_loss == 0.1 + 0.2
+    assert FirstValues(*again.state.components[DIVERGENCE]).loss == 0.1 + 0.2
     assert torch.equal(again.state.server.mean, saved.state.server.mean)
     assert again[1:] == saved[1:]
 
 
 def test_another_configuration_does_not_resume(tmp_path):
-    saved = ServerCheckpoint(initial_state(JOB), new_run(), {})
+    saved = ServerCheckpoint(initial_state(JOB, PLAN), new_run(), {})
     ServerState(tmp_path, False, {"seed": "0"}).save(saved, {})
     with pytest.raises(StateError, match=r"differs in seed \(0 -> 1\)"):
-        ServerState(tmp_path, False, {"seed": "1"}).load(initial_state(JOB))
+        ServerState(tmp_path, False, {"seed": "1"}).load(initial_state(JOB, PLAN))
 
 
 @pytest.mark.parametrize(
@@ -209,10 +213,10 @@ def test_other_weights_or_another_start_do_not_resume(change, key, tmp_path, qui
 @pytest.mark.parametrize("place", [0, 9, -1])
 def test_a_damaged_checkpoint_is_refused(place, tmp_path):
     disk = ServerState(tmp_path, False, {})
-    disk.save(ServerCheckpoint(initial_state(JOB), new_run(), {}), {})
+    disk.save(ServerCheckpoint(initial_state(JOB, PLAN), new_run(), {}), {})
     spoil(tmp_path / SERVER, place)
     with pytest.raises(DamageError, match="damaged"):
-        disk.load(initial_state(JOB))
+        disk.load(initial_state(JOB, PLAN))
 
 
 @pytest.mark.parametrize(
@@ -230,24 +234,24 @@ def test_a_damaged_checkpoint_is_refused(place, tmp_path):
 def test_a_checkpoint_that_is_something_else_is_refused(data, tmp_path):
     (tmp_path / SERVER).write_bytes(data)
     with pytest.raises(DamageError, match="damaged"):
-        ServerState(tmp_path, False, {}).load(initial_state(JOB))
+        ServerState(tmp_path, False, {}).load(initial_state(JOB, PLAN))
 
 
 def test_a_checkpoint_of_an_earlier_version_is_named(tmp_path):
     save_file({"server.mean": torch.zeros(6)}, tmp_path / SERVER, {"values": "{}", "sha256": ""})
     with pytest.raises(StateError, match="written by an earlier version"):
-        ServerState(tmp_path, False, {}).load(initial_state(JOB))
+        ServerState(tmp_path, False, {}).load(initial_state(JOB, PLAN))
 
 
 def test_a_checkpoint_of_another_format_is_named(tmp_path, monkeypatch):
     disk = ServerState(tmp_path, False, {})
     with monkeypatch.context() as before:
         before.setattr(checkpoint, "FORMAT", checkpoint.FORMAT - 1)
-        disk.save(ServerCheckpoint(initial_state(JOB), new_run(), {}), {})
+        disk.save(ServerCheckpoint(initial_state(JOB, PLAN), new_run(), {}), {})
     with pytest.raises(StateError, match="written by an earlier version of fedadmm; finish the"):
-        disk.load(initial_state(JOB))
-    disk.save(ServerCheckpoint(initial_state(JOB), new_run(), {}), {})
-    assert disk.load(initial_state(JOB)) is not None
+        disk.load(initial_state(JOB, PLAN))
+    disk.save(ServerCheckpoint(initial_state(JOB, PLAN), new_run(), {}), {})
+    assert disk.load(initial_state(JOB, PLAN)) is not None
 
 
 DAMAGES = {

@@ -70,10 +70,7 @@ class Terms(NamedTuple):
         solver, stages = run.local.solver, UpdatePipeline.of(run.pipeline).stages
         module: Any = client if client.flat is None else client.flat.module
         noise = "" if solver is None or solver.noise is None else str(solver.noise)
-        if (
-            getattr(run.aggregator, "hides", False)
-            and UpdatePipeline.of(run.pipeline).noise is not None
-        ):
+        if run.aggregator.is_secure and UpdatePipeline.of(run.pipeline).noise is not None:
             noise = noise or str(UpdatePipeline.of(run.pipeline).noise)  # in shares, before the sum
         return cls(
             name_of(type(run.algorithm)),
