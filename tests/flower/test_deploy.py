@@ -31,8 +31,7 @@ from fedadmm.flower.deploy.network import LocalNetwork
 from fedadmm.flower.deploy.project import OWN_APP, write_project
 from fedadmm.flower.deploy.run import Follower, run_locally
 from fedadmm.flower.server.run_recorder import RunRecorder
-from fedadmm.study import config as configs
-from fedadmm.study import run_dir as directory
+from fedadmm.study import config as configs, run_dir as directory
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import RunDir
 

@@ -52,8 +52,7 @@ with warnings.catch_warnings():
 from fedadmm.flower.configured import Deployment, read_deployment
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.federation import Federation
-from fedadmm.flower.protocol import payloads as arriving
-from fedadmm.flower.protocol import wire
+from fedadmm.flower.protocol import payloads as arriving, wire
 from fedadmm.flower.protocol.admission import Admission, UploadHistory, seal
 from fedadmm.flower.protocol.ledger import (
     LedgerEntry,
