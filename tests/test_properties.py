@@ -84,6 +84,7 @@ ROWS = {
     "A-FedPD": Row(fa.AFedPD(1.1), D, 2 * D + 1),
     "A-FedPD seen": Row(fa.AFedPD(1.1, members="seen"), D + 1, 2 * D + 1),
     "aligned": Row(fa.AlignedADMM(1.1), D, 2 * D + 1),
+    "consensus": Row(fa.ConsensusADMM(1.1), D, D),
     "aligned schedule seen": Row(
         fa.AlignedADMM(fa.schedules.Geometric(1.0, 1.05), sigma=0.3, members="seen"),
         D + 1,

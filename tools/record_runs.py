@@ -67,6 +67,7 @@ def methods() -> dict[str, Any]:
         "fedadmm-released": fa.algorithms.FedADMMReleased(rho=0.5),
         "fedadmm-wang": fa.algorithms.FedADMMWangReleased(rho=0.5),
         "aligned-admm": fa.AlignedADMM(rho=0.5),
+        "consensus-admm": fa.ConsensusADMM(rho=0.5),
         "aligned-default": fa.AlignedADMM(),
         "a-fedpd": fa.AFedPD(rho=0.5),
         "fedadmm-in": fa.FedADMMIn(beta=0.5),

@@ -13,10 +13,10 @@ __version__ = "0.2.0"
 
 _EXPORTS = {
     "algorithms": (
-        "AFedPD AdaBest AlignedADMM AsyncFedDR FedADMM FedADMMIn FedADMMInSa FedAdagrad "
-        "FedAdam FedAsync FedAvg FedAvgM FedBuff FedCM FedDR FedDRII FedDualAvg FedDyn "
-        "FedExP FedMid FedNova FedPD FedProx FedSGD FedSplit FedYogi PFedMe Scaffnew "
-        "Scaffold"
+        "AFedPD AdaBest AlignedADMM AsyncFedDR ConsensusADMM FedADMM FedADMMIn "
+        "FedADMMInSa FedAdagrad FedAdam FedAsync FedAvg FedAvgM FedBuff FedCM FedDR "
+        "FedDRII FedDualAvg FedDyn FedExP FedMid FedNova FedPD FedProx FedSGD "
+        "FedSplit FedYogi PFedMe Scaffnew Scaffold"
     ),
     "core.aggregation": "Aggregator MaskedSum Median Sum TrimmedMean",
     "core.contracts": "Algorithm Regularizer",

@@ -6,6 +6,7 @@ from fedadmm.algorithms import (
     AFedPD as AFedPD,
     AlignedADMM as AlignedADMM,
     AsyncFedDR as AsyncFedDR,
+    ConsensusADMM as ConsensusADMM,
     FedAdagrad as FedAdagrad,
     FedAdam as FedAdam,
     FedADMM as FedADMM,

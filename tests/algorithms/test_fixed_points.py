@@ -22,6 +22,7 @@ from fedadmm.algorithms import (
     REGISTRY,
     adabest,
     aligned_admm,
+    consensus_admm,
     fed_admm_in,
     fed_admm_state,
     fed_dr,
@@ -167,6 +168,9 @@ def at_rest(method: Any, at: Solution) -> tuple[Any, list[Any]]:
         rho = 1 / method.prox_step
         server = fed_admm_state.Server(x - at.mean / rho, x, one, one)
         return server, [fed_admm_state.Client(x, y, rho * one, one) for y in duals]
+    if isinstance(method, fa.ConsensusADMM):
+        server = consensus_admm.Server(x - at.mean / method.rho, x)
+        return server, [consensus_admm.Client(x + y / method.rho) for y in duals]
     if isinstance(method, fa.FedADMMIn):
         beta = method.beta * one
         server = fed_admm_in.Server(beta * x - at.mean, beta, x)

@@ -57,6 +57,7 @@ ALGORITHMS = {
     "feddyn": fa.FedDyn(eta=1.0),
     "a-fedpd": fa.AFedPD(rho=1.0),
     "aligned-admm": fa.AlignedADMM(rho=1.0),
+    "consensus-admm": fa.ConsensusADMM(rho=1.0),
     "pfedme": fa.PFedMe(rho=1.0),
     "fedpd": fa.FedPD(eta=1.0, skip_probability=0.3),
     "fedadmm": fa.FedADMM(rho=1.0),

@@ -35,6 +35,7 @@ METHODS = {
     "feddr": fa.FedDR(eta=1.0),
     "scaffold": fa.Scaffold(),
     "feddyn": fa.FedDyn(eta=1.0),
+    "consensus": fa.ConsensusADMM(rho=1.0),
     "aligned": fa.AlignedADMM(rho=1.0, sigma=0.6),
 }
 LONG = {"solver": fa.GradientDescent(lr=0.3), "stop": fa.Steps(20)}

@@ -50,6 +50,7 @@ ALGORITHMS = {
     "feddyn": fa.FedDyn(eta=1.0),
     "fedadmm": fa.FedADMM(rho=0.5, members="seen"),
     "aligned-admm": fa.AlignedADMM(rho=0.5),
+    "consensus-admm": fa.ConsensusADMM(rho=0.5),
     "fedadmm-in": fa.FedADMMIn(beta=0.5),
     "fedadmm-insa": fa.FedADMMInSa(beta=0.5),
     "feddr": fa.FedDR(eta=1.0, init="prox"),

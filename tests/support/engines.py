@@ -96,6 +96,7 @@ ALGORITHMS = {
     "fedadmm": fa.FedADMM(rho=0.5),
     "fedadmm-seen": fa.FedADMM(rho=0.5, members="seen"),
     "aligned-admm": fa.AlignedADMM(rho=0.5),
+    "consensus-admm": fa.ConsensusADMM(rho=0.5),
     "fedadmm-in": fa.FedADMMIn(beta=0.5),
     "fedadmm-insa": fa.FedADMMInSa(beta=0.5, mu=1.5),
     "feddr": fa.FedDR(eta=0.6, alpha=1.2, init="prox"),

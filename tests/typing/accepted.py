@@ -19,6 +19,7 @@ methods: list[fa.Algorithm[Any, Any, Any, Any]] = [
     fa.AdaBest(),
     fa.AlignedADMM(rho=fa.PerWork(0.25)),
     fa.AsyncFedDR(eta=0.5),
+    fa.ConsensusADMM(rho=0.5),
     fa.FedADMM(rho=0.5, step="tracking"),
     fa.FedADMMIn(beta=0.5),
     fa.FedADMMInSa(beta=0.5),

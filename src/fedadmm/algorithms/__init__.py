@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedadmm.algorithms.a_fed_pd import AFedPD as AFedPD
 from fedadmm.algorithms.adabest import AdaBest as AdaBest
 from fedadmm.algorithms.aligned_admm import AlignedADMM as AlignedADMM
+from fedadmm.algorithms.consensus_admm import ConsensusADMM as ConsensusADMM
 from fedadmm.algorithms.fed_admm import FedADMM as FedADMM
 from fedadmm.algorithms.fed_admm_in import FedADMMIn as FedADMMIn
 from fedadmm.algorithms.fed_admm_insa import FedADMMInSa as FedADMMInSa
