@@ -174,3 +174,18 @@ def test_what_cannot_be_fitted_is_refused():
         _ = method.prox_step
     with pytest.raises(CompatibilityError, match=naming("solver LBFGS SGD")):
         Federation(method, 2, 3, initial=torch.zeros(DIMENSION), solver=fa.LBFGS())
+
+
+def test_the_error_for_adam_suggests_a_penalty_for_its_steps():
+    """0.25 * (root mean square of a gradient's entries) / (lr * steps); both clients make 2 steps.
+
+    The gradient of a logistic regression at zero is X' (1/2 - y) / n.
+    """
+    given, squares = problem(20, 20), []
+    for client in given.clients:
+        x, y = client.features.numpy(), client.targets.numpy()
+        squares.append(((x.T @ (0.5 - y) / 20) ** 2).mean())
+    expected = 0.25 * math.sqrt(sum(squares) / 2) / (0.01 * 2)
+    solver, method = fa.Adam(lr=0.01, batch_size=20), fa.FedADMM(fa.PerWork())
+    with pytest.raises(CompatibilityError, match=naming(f"solver Adam rho={expected:.2g}")):
+        fa.simulate(method, given, 1, solver=solver, stop=fa.Epochs(2))

@@ -1,4 +1,4 @@
-"""Every method of the family; one paper, one file."""
+"""Federated optimisation methods, one file per paper."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.parts import FAMILIES
 
 REGISTRY: dict[str, type[AnyAlgorithm]] = FAMILIES["algorithm"]
-"""Name on the command line and in configurations -> class."""
+"""Maps the name in configurations and on the command line to the class."""

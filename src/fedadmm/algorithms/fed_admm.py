@@ -1,4 +1,4 @@
-"""FedADMM: each client solves its augmented Lagrangian and sends one increment.
+"""FedADMM: each client minimises its augmented Lagrangian and sends one increment.
 
 Gong, Li, Freris: FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System
 Heterogeneity, ICDE 2022, Algorithm 1.  Wang, Marella, Anderson: FedADMM: A federated primal-dual
@@ -11,10 +11,11 @@ algorithm allowing partial participation, CDC 2022, Algorithm 2.
              send  Delta_i = u_i+ - u_i  with  u_i = w_i + y_i / rho
     server   mean <- mean + (step/|S|) sum over S of Delta_i;   theta = prox_{g/rho}(mean)
 
-`step = "tracking"` is |S|/n: `mean` is then exactly the mean of all u_i, the setting of both
-convergence theorems.  Gong et al. run step = 1, where it is not: the limit then solves
-grad f(theta) = rho (1 - |S|/(n step)) (theta - theta^0), so that step = 1 wants a small rho.
-When rho follows a schedule or members="seen", the mean is weighted: see `fed_admm_state`.
+`step = "tracking"` is |S|/n.  Then `mean` is exactly the mean of all u_i, as both convergence
+theorems assume.  Gong et al. use step = 1 in their experiments.  Then `mean` is not the mean of the
+u_i, and the limit solves grad f(theta) = rho (1 - |S|/(n step)) (theta - theta^0), which is close
+to the optimum only for a small rho.  If rho follows a schedule or members="seen", the mean is
+weighted: see `fed_admm_state`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_admm_state import Broadcast, Client, Message, Server, change, fold
+from fedadmm.algorithms.fed_admm_state import (
+    Broadcast,
+    Client,
+    Message,
+    Server,
+    add_to_mean,
+    weighted_change,
+)
 from fedadmm.core import trees
 from fedadmm.core.capabilities import (
     ClientRemoval,
@@ -57,15 +65,31 @@ class FedADMM(
     ProximalServer,
     Algorithm[Server, Client, Broadcast, Message],
 ):
-    """FedADMM of Gong et al. and of Wang et al.
+    """FedADMM: federated consensus ADMM with partial participation (Gong et al., Wang et al.).
+
+        w_i ~ argmin f_i(w) + <y_i, w> + (rho/2) ||w - theta||^2;   y_i <- y_i + rho (w_i - theta)
+        mean <- mean + (step/|S|) sum over S of the change of w_i + y_i / rho
+        theta = prox_{g/rho}(mean)
 
     Args:
-        rho: the penalty: a number, a schedule over rounds, or `PerWork`, which fits it to the
-            local work, the default (Gong et al. take 0.01).
-        step: the server step: "tracking", a number, or a schedule.
-        members: the mean runs over "all" clients as printed, or over those "seen" so far.
-        dual: y_i begins at "zero", or at the "gradient" -grad f_i(theta^0), for which an initial
-            round asks everybody; it needs step "tracking".
+        rho: Penalty: a number, a schedule over rounds, or `PerWork`, which fits it to the local
+            work.  Default `PerWork(0.25)`; Gong et al. use 0.01.
+        step: Server step: "tracking" (|S|/n, which keeps the mean exact), a number, or a schedule
+            over rounds.
+        members: Clients that the mean runs over: "all" as in the papers, or those "seen" so far.
+        dual: Initial value of y_i: "zero", or "gradient" for -grad f_i(theta^0), which takes an
+            initial round with all clients and step="tracking".
+
+    Raises:
+        ParameterError: A numeric step with members="seen", dual="gradient" or a schedule of rho.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedADMM(rho=1.0), problem, 50, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)
+        2.0
     """
 
     paper: ClassVar[str] = "Gong et al., FedADMM, ICDE 2022; Wang et al., FedADMM, CDC 2022"
@@ -78,14 +102,14 @@ class FedADMM(
     def __post_init__(self) -> None:
         if (self.weighted or self.dual == "gradient") and self.step != "tracking":
             raise ParameterError(
-                f"FedADMM: step is {self.step!r}, but must be 'tracking' with members 'seen', dual "
-                "'gradient' or a schedule of rho, which keep an exact mean (FedADMMPrinted keeps "
-                "none)"
+                f"FedADMM.step: got {self.step!r}, expected 'tracking' with members 'seen', dual "
+                "'gradient' or a schedule of rho, because only then the weighted mean is exact. "
+                "FedADMMPrinted accepts a schedule of rho with a numeric step."
             )
 
     @property
     def weighted(self) -> bool:
-        """Whether what a client counts in the mean can change."""
+        """Whether the weight of a client in the mean can change."""
         return self.members != "all" or callable(self.rho)
 
     @property
@@ -98,7 +122,8 @@ class FedADMM(
         return Requirements(
             initial_round=self.initial_round,
             regularizer=True,
-            stale_updates=self.step == "tracking",  # an update moves the mean by its own share
+            # With "tracking" an update changes the mean by the client's own share only.
+            stale_updates=self.step == "tracking",
         )
 
     def numeric_step(self, round_index: int) -> float | None:
@@ -137,7 +162,7 @@ class FedADMM(
             return new, Message(after - before)
         joined = None if self.members == "all" else client.joined
         had, weight = client.rho / at(self.rho, 0), broadcast.rho / at(self.rho, 0)
-        message = change(before, after, had, weight, joined)
+        message = weighted_change(before, after, had, weight, joined)
         return new, message if callable(self.rho) else message._replace(weight=None)
 
     def server_update(
@@ -145,17 +170,17 @@ class FedADMM(
     ) -> Server:
         rho = at(self.rho, 0 if self.weighted else cohort.round_index)
         if isinstance(self.step, str):  # the sum of a_i Delta_i is |S|/n times their mean over S
-            return fold(server, total, rho, regularizer)
+            return add_to_mean(server, total, rho, regularizer)
         factor = at(self.step, cohort.round_index) / cohort.weight
-        return fold(server, Message(factor * total.increment), rho, regularizer)
+        return add_to_mean(server, Message(factor * total.increment), rho, regularizer)
 
     def remove_client(
         self, server: Server, past: Message, regularizer: Regularizer
     ) -> Server | None:
-        """Take its u_i out of the mean; a numeric step keeps no such mean."""
+        """Remove the client's u_i from the mean; None with a numeric step, which keeps no mean."""
         if self.step != "tracking":
             return None
-        return fold(server, trees.scaled(past, -1.0), at(self.rho, 0), regularizer)
+        return add_to_mean(server, trees.scaled(past, -1.0), at(self.rho, 0), regularizer)
 
     def local_params(self, client: Client) -> Tensor:
         return client.w

@@ -1,4 +1,4 @@
-"""FedADMM-In: FedADMM with inexact local solves, and a penalty per client.
+"""FedADMM-In: FedADMM with inexact local solves and one penalty per client.
 
 Song, Wang, Zuazua: FedADMM-InSa: An Inexact and Self-Adaptive ADMM for Federated Learning,
 Neural Networks 2025; slides by Wang, 2024.  Signs follow y_i = -lambda_i.
@@ -11,7 +11,7 @@ Neural Networks 2025; slides by Wang, 2024.  Signs follow y_i = -lambda_i.
              send the increments of  beta_i w_i + y_i  and of  beta_i
     server   theta = sum a_i (beta_i w_i + y_i) / sum a_i beta_i, then prox_{g / sum a_i beta_i}
 
-beta_i stays what it is here; FedADMM-InSa adapts it.
+beta_i is constant; FedADMM-InSa adapts it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """Primal, dual, the penalty of the next round, and the one the server counts."""
+    """Primal, dual, the penalty of the next round, and the one in the server's sums."""
 
     w: Tensor
     y: Tensor
@@ -68,18 +68,29 @@ class FedADMMIn(
     ProximalServer,
     Algorithm[Server, Client, Theta, Message],
 ):
-    """FedADMM-In: a fixed penalty and the inexactness criterion as stopping rule.
+    """FedADMM-In: FedADMM whose inexactness criterion ends the local solves (Song et al., 2025).
+
+        w_i ~ argmin f_i(w) + <y_i, w> + (beta_i/2) ||w - theta||^2, until `InSaCriterion` holds
+        y_i <- y_i + beta_i (w_i - theta);   theta = sum a_i (beta_i w_i + y_i) / sum a_i beta_i
 
     Args:
-        beta: the penalty every client starts with.
-        members: the mean runs over "all" clients, or over those "seen" so far.
+        beta: Penalty of every client.  Default 1.
+        members: Clients that the mean runs over: "all", or those "seen" so far.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedADMMIn(), problem, 50, solver=fa.GradientDescent(0.2))
+        >>> round(result.params.item(), 2)
+        2.0
     """
 
     title: ClassVar[str] = "FedADMM-In"
     paper: ClassVar[str] = "Song, Wang, Zuazua, FedADMM-InSa, Neural Networks 2025"
     requirements: ClassVar[Requirements] = Requirements(
         regularizer=True,
-        stale_updates=True,  # an update moves the sums by its own share
+        stale_updates=True,  # an update changes only the client's own terms of the sums
         default_stop=InSaCriterion(),
     )
 
@@ -87,7 +98,13 @@ class FedADMMIn(
     members: Literal["all", "seen"] = "all"
 
     def next_penalty(self, beta: Tensor, move: Tensor, drift: Tensor) -> Tensor:
-        """From this round's beta, ||w_i+ - w_i|| and ||w_i+ - theta||, each (1,) or (K, 1)."""
+        """Return beta_i for the client's next round.
+
+        Args:
+            beta: beta_i of this round; all arguments have shape (1,) or (K, 1).
+            move: ||w_i+ - w_i||.
+            drift: ||w_i+ - theta||.
+        """
         return beta
 
     @property
@@ -128,7 +145,7 @@ class FedADMMIn(
         return Server(numerator, denominator, theta)
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
-        """Take a client out of both sums; without anybody left theta stays where it is."""
+        """Remove a client from both sums; if no member is left, theta does not change."""
         numerator = server.numerator - past.numerator
         denominator = (server.denominator - past.denominator).clamp(min=0)
         if float(denominator) <= 1e-6 * self.beta:  # rounding: the last member has left

@@ -2,11 +2,11 @@
 
     server   theta <- (theta_new + memory theta) / (1 + memory),  memory = 0.01
     InSa     an absent client counts with its new beta_i and its old (w_i, y_i), not with the
-             beta_i of its last solve: after theta is made, both sums take over what changes
+             beta_i of its last solve: both sums are updated after theta has been computed
 
-The second costs one more vector up.  With everybody in every round it makes no difference, and the
-limit is always the same: all w_i are theta there, and the duals add up to zero.  The program also
-starts local work at theta and measures its criterion there: `start="global"` and
+The second difference costs one more uploaded vector.  It has no effect with full participation, and
+the limit is always the same: all w_i equal theta there, and the duals add up to zero.  The program
+also starts local training at theta and evaluates its criterion there: `start="global"` and
 `InSaCriterion(reference="global")`, for every method of its table.
 """
 
@@ -24,7 +24,13 @@ from fedadmm.core.parts import NotNegative, part
 
 @part("algorithm", "fedadmm-in-released")
 class FedADMMInReleased(FedADMMIn):
-    """FedADMM-In whose server mixes theta with its last value (`memory`)."""
+    """The authors' program of FedADMM-In: its server averages theta with the previous theta.
+
+    Args:
+        beta: Penalty of every client.  Default 1.
+        members: Clients that the mean runs over: "all", or those "seen" so far.
+        memory: Weight of the previous theta; the new one has weight 1.  Default 0.01.
+    """
 
     title: ClassVar[str] = "FedADMM-In-released"
     paper: ClassVar[str] = "the program of Song, Wang, Zuazua, FedADMM-InSa, 2025"
@@ -35,11 +41,11 @@ class FedADMMInReleased(FedADMMIn):
         self, server: Server, total: Any, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         new = super().server_update(server, total, cohort, regularizer)
-        return mixed(new, server, self.memory)
+        return average_theta(new, server, self.memory)
 
 
 class LongMessage(NamedTuple):
-    """The increments of both sums before theta is made, and what the new beta_i adds afterwards."""
+    """The increments of both sums before theta is computed, and those by the new beta_i after."""
 
     numerator: Tensor
     denominator: Tensor
@@ -49,7 +55,17 @@ class LongMessage(NamedTuple):
 
 @part("algorithm", "fedadmm-insa-released")
 class FedADMMInSaReleased(FedADMMInSa):
-    """FedADMM-InSa with `memory`, whose absent clients count with their new penalty."""
+    """The authors' program of FedADMM-InSa: absent clients count with their new penalty.
+
+    Args:
+        beta: Initial penalty of every client.  Default 1.
+        members: Clients that the mean runs over: "all", or those "seen" so far.
+        mu: Ratio of the residuals above which the penalty changes, greater than 1.  Default 5.
+        tau: Factor by which it changes, greater than 1.  Default 2.
+        beta_min: Lower bound of every beta_i.  Default 1e-4.
+        beta_max: Upper bound of every beta_i.  Default 1e4.
+        memory: Weight of the previous theta; the new one has weight 1.  Default 0.01.
+    """
 
     title: ClassVar[str] = "FedADMM-InSa-released"
     paper: ClassVar[str] = "the program of Song, Wang, Zuazua, FedADMM-InSa, 2025"
@@ -67,7 +83,7 @@ class FedADMMInSaReleased(FedADMMInSa):
         self, server: Server, total: Any, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         new = super().server_update(server, total, cohort, regularizer)
-        new = mixed(new, server, self.memory)
+        new = average_theta(new, server, self.memory)
         return new._replace(
             numerator=new.numerator + total.next_numerator,
             denominator=new.denominator + total.next_denominator,
@@ -79,6 +95,6 @@ class FedADMMInSaReleased(FedADMMInSa):
         return super().remove_client(server, Message(numerator, denominator), regularizer)
 
 
-def mixed(new: Server, old: Server, memory: float) -> Server:
-    """The new state with the theta that the program hands on."""
+def average_theta(new: Server, old: Server, memory: float) -> Server:
+    """Return the new state with theta averaged over the new and the previous one."""
     return new._replace(theta=(new.theta + memory * old.theta) / (1 + memory))

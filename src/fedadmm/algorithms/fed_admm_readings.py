@@ -1,6 +1,6 @@
-"""Readings of FedADMM: Gong's printed increment, Gong's program, and Wang's program.
+"""Variants of FedADMM: Gong's printed increment, Gong's program, and Wang's program.
 
-`fedadmm` follows the two papers where they agree.  Here is what each does of its own:
+`fedadmm` implements what the two papers have in common.  These variants differ as follows:
 
     printed    client   send  Delta_i = u_i+ - u_i  with  u_i = w_i + y_i / rho  for the rho of
                         *this* round in both, as (4) of Gong et al. prints it
@@ -8,15 +8,16 @@
     Wang       server   mean over the clients seen so far, as with members="seen";
                         theta = prox_{g/rho}(m mean + (1 - m) theta),  m the weight of those seen
 
-Printed: the client's last upload used the rho of an earlier round.  So the increments no longer add
-up to u_i - theta^0: when rho changes before the duals add up to zero, an offset stays in the mean
-for good.  `fedadmm` sends the increment that keeps the mean exact; with a number both are one.
+Printed: the client's last upload used the rho of an earlier round, so that the increments do not
+add up to u_i - theta^0: if rho changes before the duals add up to zero, the mean keeps an offset.
+`fedadmm` sends the increment that keeps the mean exact; for a constant rho the two are identical.
 
-Released: 2 (w_i+ - theta) is the increment of u_i only while w_i = theta - y_i / rho + ..., which
-no round keeps: what the server holds is (2/rho) times the mean dual, and the limit solves
-grad f(theta) = -(|S|/(n step)) (rho/2) (theta - theta^0), where |S|/(n step) = 1 for "tracking".
+Released: 2 (w_i+ - theta) is the increment of u_i only if w_i + y_i / rho = theta before the round,
+which does not hold in general.  The server's mean is then (2/rho) times the mean dual, and the
+limit solves grad f(theta) = -(|S|/(n step)) (rho/2) (theta - theta^0), where |S|/(n step) = 1 for
+"tracking".
 
-Wang's program keeps a slot for each client, and those of clients not seen yet refer to the global
+Wang's program stores one model per client, and those of clients not seen yet refer to the global
 model itself: they count with the current theta.  Once all clients were seen it is FedADMM.
 """
 
@@ -36,8 +37,10 @@ class FedADMMPrinted(FedADMM):
     """FedADMM whose schedule of rho enters the increment as Gong et al. print it.
 
     Args:
-        rho: a schedule over rounds; figure 9's by default.
-        step: the server step: "tracking", a number, or a schedule.
+        rho: Schedule over rounds; the one of figure 9 by default.
+        step: Server step: "tracking", a number, or a schedule over rounds.
+        members: Fixed to "all".
+        dual: Fixed to "zero".
     """
 
     title: ClassVar[str] = "FedADMM-printed"
@@ -54,7 +57,7 @@ class FedADMMPrinted(FedADMM):
 
     @property
     def bias(self) -> str:
-        return "one rho in both u_i leaves an offset when rho changes"
+        return "using one rho in both u_i leaves an offset in the mean when rho changes"
 
     def client_update(
         self, broadcast: Broadcast, client: Client, result: LocalResult
@@ -72,8 +75,10 @@ class FedADMMReleased(FedADMM):
     """Gong's program: FedADMM that uploads 2 (w_i - theta).
 
     Args:
-        rho: the penalty: a number, a schedule over rounds, or `PerWork(pull)`.
-        step: the server step: "tracking", a number, or a schedule.
+        rho: Penalty: a number, a schedule over rounds, or `PerWork`.  Default 0.01.
+        step: Server step: "tracking", a number, or a schedule over rounds.
+        members: Fixed to "all".
+        dual: Fixed to "zero".
     """
 
     title: ClassVar[str] = "FedADMM-released"
@@ -103,7 +108,10 @@ class FedADMMWangReleased(FedADMM):
     """Wang's program: FedADMM in which clients not seen yet count with the current theta.
 
     Args:
-        rho: the penalty: a number, or `PerWork(pull)`.
+        rho: Penalty: a number, or `PerWork`.  Default 0.01.
+        step: Fixed to "tracking".
+        members: Fixed to "seen".
+        dual: Fixed to "zero".
     """
 
     title: ClassVar[str] = "FedADMM-Wang-released"
@@ -118,14 +126,15 @@ class FedADMMWangReleased(FedADMM):
         self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         new = super().server_update(server, total, cohort, regularizer)
-        return self._mixed(server, new, regularizer)
+        return self._include_unseen(server, new, regularizer)
 
     def remove_client(
         self, server: Server, past: Message, regularizer: Regularizer
     ) -> Server | None:
         left = super().remove_client(server, past, regularizer)
-        return None if left is None else self._mixed(server, left, regularizer)
+        return None if left is None else self._include_unseen(server, left, regularizer)
 
-    def _mixed(self, old: Server, new: Server, regularizer: Regularizer) -> Server:
+    def _include_unseen(self, old: Server, new: Server, regularizer: Regularizer) -> Server:
+        """Return the new state with clients not seen yet counted at the previous theta."""
         mixed = new.members * new.mean + (1 - new.members) * old.theta
         return new._replace(theta=regularizer.prox(mixed, self.prox_step))

@@ -1,4 +1,4 @@
-"""FedSGD and FedAvg: the clients send gradients, or how far several local steps lead.
+"""FedSGD and FedAvg: the clients send gradients, or the change of the model by local steps.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep
 Networks from Decentralized Data, AISTATS 2017.
@@ -39,7 +39,7 @@ class Gradient(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """How far the local steps moved the model."""
+    """The change of the model by local training, w - theta."""
 
     delta: Tensor
 
@@ -50,11 +50,11 @@ Sent = TypeVar("Sent")
 
 
 class KeepsNothing(Algorithm[State, Stateless, BroadcastType, Sent]):
-    """Clients without a state: what methods without duals and memories share."""
+    """Base class of methods whose clients keep no state between rounds."""
 
     baseline: ClassVar[bool] = True
     bias: ClassVar[str | None] = (
-        "several local steps, or some of the clients, have a fixed point of their own"
+        "several local steps, or partial participation, have another fixed point than the optimum"
     )
 
     def init_client(self, params: Tensor) -> Stateless:
@@ -63,14 +63,27 @@ class KeepsNothing(Algorithm[State, Stateless, BroadcastType, Sent]):
 
 @part("algorithm", "fedsgd")
 class FedSGD(KeepsNothing[Theta, Theta, Gradient]):
-    """FedSGD with server learning rate `lr`."""
+    """FedSGD: gradient descent with the participants' mean gradient (McMahan et al., 2017).
+
+        theta <- theta - lr * weighted mean over S of grad f_i(theta)
+
+    Args:
+        lr: Learning rate of the server.  Default 0.1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> round(fa.simulate(fa.FedSGD(lr=0.1), problem, 100).params.item(), 2)
+        2.0
+    """
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
     requirements: ClassVar[Requirements] = Requirements(
         local=LocalNeeds(local_solve=False, start_gradient=True)
     )
     bias: ClassVar[str | None] = (
-        "the mean gradient of some of the clients is not zero at the optimum"
+        "with partial participation the mean gradient is not zero at the optimum"
     )
     deltas: ClassVar[tuple[str, ...]] = ("gradient",)
 
@@ -92,14 +105,14 @@ class FedSGD(KeepsNothing[Theta, Theta, Gradient]):
 
 
 class LocalSteps(KeepsNothing[State, Theta, Sent]):
-    """Clients that make local steps on f_i from theta."""
+    """Base class of methods whose clients minimise f_i, started at theta."""
 
     def local_problem(self, broadcast: Theta, client: Stateless) -> LocalProblem:
         return LocalProblem(start=broadcast.theta)
 
 
 class SendsMove(LocalSteps[State, Delta]):
-    """The clients' half of FedAvg, which other servers share: theta in, w - theta out."""
+    """Base class of methods with FedAvg's clients, which receive theta and send w - theta."""
 
     deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
@@ -111,7 +124,21 @@ class SendsMove(LocalSteps[State, Delta]):
 
 @part("algorithm", "fedavg")
 class FedAvg(SendsMove[Theta]):
-    """FedAvg; all hyper-parameters are those of the solver and its stopping rule."""
+    """FedAvg: the mean of models after several local steps (McMahan et al., 2017).
+
+        w_i <- local steps on f_i, started at theta;   theta <- weighted mean over S of w_i
+
+    It has no hyper-parameters of its own: see the solver and its stopping rule.  With clients that
+    differ and several local steps it converges to a biased point.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedAvg(), problem, 50, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)  # biased: the mean of the clients' minimisers 6, 3 and 0
+        3.0
+    """
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning, AISTATS 2017"
 

@@ -10,13 +10,13 @@ Nonconvex Federated Composite Optimization, NeurIPS 2021, Algorithm 1 (y_i is v_
              send the increment of  xhat_i = 2 x_i - v_i
     server   xtilde <- xtilde + (1/n) sum over S;   xbar = prox_{eta g}(xtilde)
 
-The paper starts clients at x_i = prox_{eta f_i}(x^0) but the server at x^0, so that xtilde is not
-the mean of the xhat_i.  Here init="start" begins with x_i = x^0 everywhere, and init="prox" runs
-one round with all clients first: both keep xtilde = mean xhat_i.
+The paper initialises clients with x_i = prox_{eta f_i}(x^0) but the server with x^0, so that xtilde
+is not the mean of the xhat_i.  Here init="start" sets x_i = x^0, and init="prox" begins with one
+round of all clients: in both cases xtilde is the mean of the xhat_i.
 
-asyncFedDR, Algorithm 2, has no rounds: a client works when it is free, and a reply, which was made
-from xbar^(k - delay), makes one server step when it arrives.  Under an asynchronous engine FedDR
-itself is this method, and so is, by Wang et al., Theorem 1, FedADMM(rho=1/eta) for alpha = 1.
+asyncFedDR, Algorithm 2, has no rounds: a client trains when it is free, and its update, computed
+from xbar^(k - delay), is one server step when it arrives.  Under an asynchronous engine FedDR
+is this method, and so is, by Wang et al., Theorem 1, FedADMM(rho=1/eta) for alpha = 1.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class DouglasRachford(
     ProximalServer,
     Algorithm[Server, State, Theta, Message],
 ):
-    """The server's half, which FedDR and FedDR-II share."""
+    """Base class of FedDR and FedDR-II: the server's update."""
 
     eta: float
     increments = ("increment",)
 
     @property
     def requirements(self) -> Requirements:
-        """An update moves the mean by its own share, however old it is."""
+        """Stale updates are allowed, because each changes only the client's own term of the mean."""
         return Requirements(regularizer=True, stale_updates=True)
 
     @property
@@ -94,7 +94,7 @@ class DouglasRachford(
         return Server(xtilde, regularizer.prox(xtilde, self.eta))
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
-        """Take a client's xhat_i back to x^0."""
+        """Reset the client's xhat_i to x^0."""
         xtilde = server.xtilde - past.increment
         return Server(xtilde, regularizer.prox(xtilde, self.eta))
 
@@ -107,12 +107,23 @@ class DouglasRachford(
 
 @part("algorithm", "feddr")
 class FedDR(DouglasRachford[Client]):
-    """FedDR: Douglas-Rachford splitting, where a client steps towards its prox and back.
+    """FedDR: randomised Douglas-Rachford splitting (Tran-Dinh et al., 2021).
+
+        v_i <- v_i + alpha (xbar - x_i);   x_i ~ prox_{eta f_i}(v_i)
+        xtilde = mean of 2 x_i - v_i;      xbar = prox_{eta g}(xtilde)
 
     Args:
-        eta: the step.
-        alpha: the relaxation, 0 < alpha < 2.
-        init: x_i begins at the "start" x^0, or at its "prox" in an initial round with everybody.
+        eta: Step size of the proximal operators.  Default 100.
+        alpha: Relaxation, 0 < alpha < 2.  Default 1.
+        init: Initial x_i: "start" for x^0, or "prox" for an initial round with all clients.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedDR(eta=1.0), problem, 50, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)
+        2.0
     """
 
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021"
@@ -123,7 +134,7 @@ class FedDR(DouglasRachford[Client]):
 
     @property
     def requirements(self) -> Requirements:
-        """With init="prox", v_i stays at x^0 in the initial round: x_i = prox_{eta f_i}(x^0)."""
+        """With init="prox" an initial round computes x_i = prox_{eta f_i}(x^0), with v_i = x^0."""
         initial = LocalNeeds() if self.init == "prox" else None
         return super().requirements._replace(initial_round=initial)
 
@@ -151,7 +162,23 @@ class FedDR(DouglasRachford[Client]):
 
 @part("algorithm", "async-feddr")
 class AsyncFedDR(FedDR):
-    """asyncFedDR: FedDR where every arriving reply is one server step."""
+    """asyncFedDR: FedDR in which every arriving update is one server step (Tran-Dinh et al., 2021).
+
+    `simulate` runs it in virtual time; its rounds are server steps.
+
+    Args:
+        eta: Step size of the proximal operators.  Default 100.
+        alpha: Relaxation, 0 < alpha < 2.  Default 1.
+        init: Initial x_i: "start" for x^0, or "prox" for an initial round with all clients.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.AsyncFedDR(eta=1.0), problem, 150, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)
+        2.0
+    """
 
     title: ClassVar[str] = "asyncFedDR"
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021, Algorithm 2"

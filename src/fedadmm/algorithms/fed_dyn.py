@@ -1,4 +1,4 @@
-"""FedDyn: a dynamic regulariser per client and its mean on the server.
+"""FedDyn: a dynamic regularisation term per client and its mean on the server.
 
 Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic
 Regularization, ICLR 2021; in the notation of Zhang and Hong, On the connection between FedDyn
@@ -9,12 +9,12 @@ and FedPD, 2021, whose "grad f_i" is the dual y_i = -grad f_i(w_i).
     server   h <- h + (1/(eta n)) sum over S of (w - theta)
              theta <- theta + mean over S of (w - theta) + eta h
 
-The primal part averages over the participants, the dual part over everybody: with full
-participation this is FedPD, with partial participation it is not FedADMM.
+The server averages models over the participants and duals over all clients: with full participation
+this is FedPD, with partial participation it differs from FedADMM.
 
-With members="seen" the dual part averages over the clients that have taken part so far.  A client
-that never did has y_i = 0 because nothing is known of it, not because its gradient is zero; it is
-left out until it joins.  Once everybody has been seen the two are the same.
+With members="seen" duals are averaged over the clients that have participated so far.  A client
+that has not participated has y_i = 0, which is no estimate of its gradient, and is left out of the
+mean until it joins.  Once all clients have been seen the two options are identical.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """The client's dual, and whether it ever took part."""
+    """The client's dual, and 1 if it has participated."""
 
     y: Tensor
     joined: Tensor
@@ -64,11 +64,23 @@ class FedDyn(
     ParticipantsMeanModel[Server],
     Algorithm[Server, Client, Theta, Message],
 ):
-    """FedDyn with step `eta`, the inverse of the paper's regularisation weight.
+    """FedDyn: a dynamic regularisation term per client (Acar et al., 2021).
+
+        w_i ~ argmin f_i(w) + <y_i, w> + ||w - theta||^2 / (2 eta);   y_i <- y_i + (w_i - theta)/eta
+        theta <- weighted mean over S of w_i + eta * mean dual of all clients
 
     Args:
-        eta: the step.
-        members: the mean dual runs over "all" clients as printed, or over those "seen" so far.
+        eta: Step size, the inverse of the paper's regularisation weight alpha.  Default 100.
+        members: Clients that the mean dual runs over: "all" as in the paper, or those "seen" so
+            far.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedDyn(eta=1.0), problem, 50, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)
+        2.0
     """
 
     paper: ClassVar[str] = "Acar et al., Dynamic Regularization, ICLR 2021"
@@ -106,11 +118,11 @@ class FedDyn(
         return server._replace(theta=theta, h=h, members=members)
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
-        """Take a client's dual out of h; its moves of theta are history."""
+        """Remove the client's dual from h; its earlier effect on theta remains."""
         members = server.members if past.joined is None else server.members - past.joined
         h = server.h - past.delta / self.eta
         return server._replace(h=h, members=members.clamp(min=0))
 
     def participants_mean(self, server: Server) -> Tensor:
-        """theta without the step along h, which is zero while there are no members."""
+        """Return theta without the step along h, which is zero while there are no members."""
         return server.theta - self.eta * server.h / server.members.clamp(min=1e-30)

@@ -1,4 +1,4 @@
-"""FedSplit: Peaceman-Rachford splitting, which is FedDR at the end of its range.
+"""FedSplit: Peaceman-Rachford splitting, which is FedDR with relaxation alpha = 2.
 
 Pathak, Wainwright: FedSplit: an algorithmic framework for fast federated optimization,
 NeurIPS 2020.  FedDR with alpha = 2, without g, with all clients in every round.
@@ -16,7 +16,26 @@ from fedadmm.core.parts import part
 
 @part("algorithm", "fedsplit")
 class FedSplit(FedDR):
-    """FedSplit with step `eta`; alpha is 2 by definition."""
+    """FedSplit: Peaceman-Rachford splitting with full participation (Pathak and Wainwright, 2020).
+
+        v_i <- v_i + 2 (theta - x_i);   x_i ~ prox_{eta f_i}(v_i);   theta = mean of 2 x_i - v_i
+
+    Args:
+        eta: Step size of the proximal operators.  Default 100.
+        alpha: Fixed to 2.
+        init: Initial x_i: "start" for x^0, or "prox" for an initial round with all clients.
+
+    Raises:
+        ParameterError: Another alpha; use `FedDR`.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedSplit(eta=0.5), problem, 50, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)
+        2.0
+    """
 
     paper: ClassVar[str] = "Pathak and Wainwright, FedSplit, NeurIPS 2020"
 
@@ -29,5 +48,5 @@ class FedSplit(FedDR):
     def __post_init__(self) -> None:
         if self.alpha != 2.0:
             raise ParameterError(
-                f"FedSplit: alpha is {self.alpha!r}, but must be 2 (use FedDR for others)"
+                f"FedSplit.alpha: got {self.alpha!r}, expected 2. Use FedDR for other values."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,8 +23,10 @@ from fedadmm.core.parts import Part
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.problem import Problem, ProblemSource
 from fedadmm.core.sampling import Sampler
+from fedadmm.core.schedules import PerWork, at
 from fedadmm.core.setup import Setup
 from fedadmm.core.signals import interrupts_deferred
+from fedadmm.core.solvers.adam import Adam
 from fedadmm.core.stopping import StoppingRule
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
 from fedadmm.run.checkpoint import Checkpoints
@@ -45,8 +48,10 @@ from fedadmm.run.state import Code, Ending, RoundReport
 from fedadmm.run.stores import DiskStore, MemoryStore
 from fedadmm.run.stores.records import StoredStates
 
-_ASKED = 200
-"""Of more clients than these, this many evenly spaced ones tell how much a client works."""
+_MEASURED_CLIENTS = 200
+"""Largest number of clients whose local work is measured; they are evenly spaced."""
+_GRADIENT_CLIENTS = 20
+"""The same for clients whose gradient is computed."""
 _PATIENCE = 1.0
 """Seconds that a run waits for another one to leave its folders."""
 
@@ -238,7 +243,7 @@ def make_job(run: ResolvedExperiment, problem: Problem, initial: Tensor) -> Job:
     converted = problem.to(start.dtype, start.device)
     flat = converted.clients[0].flat
     buffers = flat.initial_buffers() if flat is not None and problem.buffers is not None else None
-    method = fit_penalties(run.algorithm, lambda: local_length(converted, solver, rule))
+    method = fit_penalties(run.algorithm, lambda: local_length(converted, solver, rule, start))
     pipeline = UpdatePipeline.of(run.pipeline)
     aggregator = run.aggregator.fitted(pipeline)
     return Job(method, converted, run.local, run.seed, start, buffers, pipeline, aggregator)
@@ -337,17 +342,34 @@ def check_pairing(
         raise CompatibilityError(message)
 
 
-def local_length(problem: Problem, solver: LocalSolver | None, stop: StoppingRule) -> float:
-    """The mean over the clients of learning rate * steps in a round, as far as it can be foretold.
+def local_length(
+    problem: Problem,
+    solver: LocalSolver | None,
+    stop: StoppingRule,
+    initial: Tensor | None = None,
+) -> float:
+    """Return the mean over the clients of learning rate times local steps in a round.
 
-    A rule that may end a solve earlier counts as if it did not.
+    A stopping rule that may end a solve earlier counts as if it did not.
+
+    Args:
+        problem: the clients.
+        solver: solver of their local problems.
+        stop: its stopping rule.
+        initial: initial model, from whose gradients the error suggests a penalty.
+
+    Raises:
+        CompatibilityError: the steps of the solver are not a learning rate times a gradient.
     """
     for part in (solver, stop):
         if part is not None:
             part.check_per_client(problem.num_clients)
+    clients = list(problem.evenly(_MEASURED_CLIENTS))
+    if solver is not None and solver.length(1, clients[0]) is None:
+        raise _without_length(solver, _suggested_penalty(problem, solver, stop, initial))
     lengths = [
         client_length(problem.clients[client].num_samples, solver, stop, client)
-        for client in problem.evenly(_ASKED)
+        for client in clients
     ]
     return sum(lengths) / len(lengths)
 
@@ -356,18 +378,55 @@ def client_length(
     samples: int, solver: LocalSolver | None, stop: StoppingRule | None, client: int
 ) -> float:
     """Return learning rate times local steps of one client in a round."""
-    assert stop is not None, "a resolved experiment has a stopping rule"
-    size = None if solver is None else solver.batch_size
-    steps = stop.largest_budget(1 if size is None else -(-samples // size), client)
-    length = None if solver is None else solver.length(steps, client)
+    length = None
+    if solver is not None:
+        length = solver.length(_local_steps(samples, solver, stop, client), client)
     if length is None:
-        raise CompatibilityError(
-            "PerWork makes a penalty from the learning rate and the number of local steps, but "
-            f"solver is {None if solver is None else type(solver).__name__}; use SGD, "
-            "GradientDescent or AcceleratedGradient, or a number such as algorithm.rho=0.1 (a "
-            "solver of your own may define rate_of and length)"
-        )
+        raise _without_length(solver)
     return length
+
+
+def _local_steps(samples: int, solver: LocalSolver, stop: StoppingRule | None, client: int) -> int:
+    """Return the largest number of local steps of one client in a round."""
+    assert stop is not None, "a resolved experiment has a stopping rule"
+    size = solver.batch_size
+    return stop.largest_budget(1 if size is None else -(-samples // size), client)
+
+
+def _suggested_penalty(
+    problem: Problem, solver: LocalSolver, stop: StoppingRule, initial: Tensor | None
+) -> float | None:
+    """Return a first penalty for Adam, whose steps are about lr in every entry; None for others.
+
+    Such a step is a gradient step with the rate lr / |entry of the gradient|.  The size of an entry
+    is its root mean square at the initial model.
+    """
+    if initial is None or not isinstance(solver, Adam):
+        return None
+    lengths, squares = [], []
+    for client in problem.evenly(_GRADIENT_CLIENTS):
+        objective = problem.clients[client]
+        steps = _local_steps(objective.num_samples, solver, stop, client)
+        lengths.append(at(solver.lr, 0, client) * steps)
+        squares.append(float(objective.gradient(initial).square().mean()))
+    size = math.sqrt(sum(squares) / len(squares))
+    return PerWork().pull * size * len(lengths) / sum(lengths)
+
+
+def _without_length(solver: LocalSolver | None, suggested: float | None = None) -> Exception:
+    """Return the error for a penalty per work with a solver whose steps are not lr * gradient."""
+    name = None if solver is None else type(solver).__name__
+    advice = "Use SGD, GradientDescent or AcceleratedGradient, or a number such as rho=0.1."
+    if suggested is not None:
+        advice = (
+            f"Start from rho={suggested:.2g}, which is {PerWork().pull:g} * (root mean square of a "
+            "gradient's entries at the initial model) / (learning rate * steps), and try a third "
+            "and three times of it: the steps of this solver do not shrink with the gradient."
+        )
+    return CompatibilityError(
+        f"solver: got {name}, expected a solver whose steps are a learning rate times a gradient, "
+        f"from which PerWork makes a penalty. {advice}"
+    )
 
 
 def check_initial(initial: object, num_parameters: int) -> None:
