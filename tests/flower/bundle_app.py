@@ -137,13 +137,14 @@ def sabotage_client(masked):
         return found
 
     SiteState.commit, SiteMasking.release = sabotaged, releasing
-    work = site.work
+    answer = site.answer_task
 
     def lying(*given):
-        reply, body = work(*given)
+        content = answer(*given)
+        reply, body = wire.read_reply(content, len(wire.read_body(content)))
         lie = PLAN / f"client-{reply.client}.round-{reply.sequence}.lie"
         if not lie.exists():
-            return reply, body
+            return content
         packed = decode(body)
         told = lie.read_text()
         if told == "shape":
@@ -158,9 +159,9 @@ def sabotage_client(masked):
         else:
             body = encode(packed._replace(plain=packed.plain | json.loads(told)))
         lie.rename(PLAN / f"{lie.name}.happened")
-        return seal(reply._replace(digest=""), body), body
+        return wire.write(seal(reply._replace(digest=""), body), body)
 
-    site.work = lying
+    site.answer_task = lying
 
 
 def tell_secrets():

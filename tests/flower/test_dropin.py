@@ -120,13 +120,14 @@ def records(folder):
         fa.FedProx(rho=0.5),
         fa.Scaffold(),
         fa.FedADMM(rho=1.0),
-        fa.FedADMM(rho=fa.PerWork(0.25)),  # the loop runs once for its steps and learning rates
+        fa.FedADMM(rho=fa.PerWork(0.25)),
         fa.FedDR(eta=1.0),
     ],
     ids=repr,
 )
 def test_the_loop_of_an_app_is_the_local_solver(algorithm, tmp_path):
-    drop_in = drop_in_of(algorithm, sampler=fa.UniformSampling(3))
+    options = {"length": LR * STEPS} if isinstance(algorithm, fa.FedADMM) else {}
+    drop_in = drop_in_of(algorithm, sampler=fa.UniformSampling(3), **options)
     got = start(drop_in, tmp_path)
     wanted = fa.simulate(
         algorithm,
@@ -139,6 +140,36 @@ def test_the_loop_of_an_app_is_the_local_solver(algorithm, tmp_path):
         evaluate=False,
     )
     assert torch.allclose(got, wanted.params, rtol=0, atol=1e-6)
+
+
+def test_the_train_function_runs_once_per_task(tmp_path):
+    """Also for a penalty per work: the node is given the length of its work, and measures none."""
+    calls = []
+
+    def counted(model, lr):
+        calls.append(1)
+        return plain_sgd(model, lr)
+
+    start(drop_in_of(fa.FedADMM(rho=fa.PerWork(0.25)), length=LR * STEPS), tmp_path, counted)
+    assert len(calls) == CLIENTS * ROUNDS
+
+
+def test_a_penalty_per_work_needs_the_length_of_the_work():
+    with pytest.raises(fa.errors.ParameterError, match=r"^DropIn\.length: got None"):
+        drop_in_of(fa.FedADMM())
+
+
+@pytest.mark.parametrize(("momentum", "warned"), [(0.0, False), (0.9, True)])
+def test_a_length_that_does_not_fit_the_training_is_reported(momentum, warned, tmp_path, caplog):
+    """Momentum 0.9 makes the work ten times as long: 3 steps of 0.2 are 0.6, or 6."""
+
+    def optimizer(model, lr):
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+    start(drop_in_of(fa.FedADMM(), length=0.6), tmp_path, optimizer)
+    messages = [one.getMessage() for one in caplog.records if "DropIn.length" in one.getMessage()]
+    assert bool(messages) == warned
+    assert all("got 0.6" in one and "is 6;" in one for one in messages)
 
 
 def test_a_loop_without_optimiser_steps_is_refused(tmp_path, caplog):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from flwr.app import ConfigRecord
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.site import gate
 from fedadmm.flower.site.policy import POLICY, read_policy, written
 
-from .harness import FakeGrid, federation, run_through
+from .harness import DIMENSION, FakeGrid, federation, run_through
 from .test_site_privacy import ask, noised
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -204,13 +205,88 @@ def test_no_metric_leaves_before_somebody_at_the_site_approves_a_run(tmp_path):
     grid = FakeGrid(settings, tmp_path)
     grid.policy = {"evaluations": 9}
     folder = agree(grid, "approval = true", 2)
-    run_through(settings, grid, tmp_path)
+    shorter = federation(fa.FedAvg(), rounds=1, evaluate_every=1)  # at the server: the site has 2
+    run_through(shorter, grid, tmp_path)
     assert [one["kind"] for one in gate.left(folder)] == []
     (run,) = gate.waiting(folder)
     gate.approve(folder, run)
-    more = federation(fa.FedAvg(), rounds=3, evaluate_every=1)  # at the server: the site has 2
-    run_through(more, grid, tmp_path)
+    run_through(settings, grid, tmp_path)
     assert [one["kind"] for one in gate.left(folder)] == ["update", "metrics"]
+
+
+def test_an_approved_run_gets_no_more_rounds_than_were_approved(tmp_path):
+    """The server goes on for five rounds; site 2 approved three, of which it took part in two."""
+    settings = federation(fa.FedAvg(), rounds=3)
+    grid = FakeGrid(settings, tmp_path)
+    folder = agree(grid, "approval = true", 2)
+    run_through(federation(fa.FedAvg(), rounds=1), grid, tmp_path)
+    (run,) = gate.waiting(folder)
+    gate.approve(folder, run)
+    history = run_through(federation(fa.FedAvg(), rounds=5), grid, tmp_path)
+    assert history.trace == [[0, 1, 2, 3]] * 2 + [[0, 1, 3]] * 2
+    assert history.outcome.counts["declined"] == 2
+
+
+def test_a_repeated_round_number_brings_no_more_uploads_than_approved_rounds(tmp_path):
+    """A server that never leaves round 1 asks with ever new models.
+
+    Two uploads per round may leave, also for an initial round.
+    """
+    settings = federation(fa.FedAvg(), rounds=1)
+    grid = FakeGrid(settings, tmp_path)
+    folder = agree(grid, "approval = true", 0)
+    assert ask(grid, settings, "run").kind == "declined"
+    gate.approve(folder, "run")
+    kinds = []
+    for value in (1.0, 2.0, 3.0, 4.0, 4.0, 5.0):
+        other = federation(fa.FedAvg(), rounds=1, initial=torch.full((DIMENSION,), value))
+        kinds.append(str(ask(grid, other, "run").kind))
+    assert kinds == ["update"] * 5 + ["declined"]  # the fifth repeats the fourth
+
+
+def test_a_run_without_secure_aggregation_is_declined_where_it_is_demanded(tmp_path):
+    grid = FakeGrid(federation(fa.FedAvg()), tmp_path)
+    agree(grid, "masked = true", 0)
+    assert ask(grid, federation(fa.FedAvg()), "run").kind == "declined"
+    masked = federation(fa.FedAvg(), aggregator=fa.MaskedSum(bound=50.0))
+    terms = gate.Terms.of(masked)
+    assert terms.minimum_sites == 3
+    SitePolicy(masked=True).refuse(terms)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"aggregator": fa.TrimmedMean(0.25)},
+        {"aggregator": fa.MaskedSum(bound=50.0)},
+        {"pipeline": [fa.Clip(2.0)]},
+        {"personal": fa.Ditto(0.1)},
+        {"rounds": 7},
+        {"solver": noised()},
+    ],
+    ids=str,
+)
+def test_a_run_is_approved_with_all_that_changes_what_leaves(change, tmp_path):
+    usual = {"pipeline": [fa.Clip(1.0)], "rounds": 6}
+    first, second = (
+        federation(fa.FedADMM(1.0), **usual),
+        federation(fa.FedADMM(1.0), **usual | change),
+    )
+    assert gate.Terms.of(first).written() != gate.Terms.of(second).written()
+
+
+def test_no_folder_of_a_site_leaves_it(tmp_path):
+    """In the reason of a declined task, and in the text of an error."""
+    settings = federation(fa.FedADMM(rho=1.0), rounds=1)
+    grid = FakeGrid(settings, tmp_path / "a folder")
+    agree(grid, "approval = true", 1)
+    (grid.folder / "site-2" / "ledger_2" / gate.LEFT).mkdir(parents=True)
+    events = run_through(settings, grid, tmp_path).records[0]["network"]["events"]
+    assert {event["client"] for event in events} == {1, 2}
+    for event in events:
+        assert "a folder" not in event["detail"]
+        assert str(tmp_path) not in event["detail"]
+        assert tmp_path.parent.name not in event["detail"]
 
 
 def test_the_ledger_says_what_left_and_what_it_cost(tmp_path):

@@ -171,10 +171,8 @@ def test_a_task_that_does_not_fit_is_refused_with_a_sentence(what, tmp_path):
     }
     body = bodies[what]()
     task = create_task(ServerLedger("run"), 0, 0, digest(body))
-    site = site_app.SiteState(tmp_path)
-    sites, account = FakeGrid(settings, tmp_path)._sites, site_app.SiteAccount(tmp_path, 0)
-    with site.locked(), pytest.raises(StateError):
-        site_app.work(settings, lambda: sites[0], site, task, body, account)
+    with pytest.raises(StateError):
+        sent(FakeGrid(settings, tmp_path), wire.write(task, body))
 
 
 def _like(packed, tensor):

@@ -20,9 +20,11 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ServerLedger
 from fedadmm.flower.protocol.payloads import EvaluationRequest
 from fedadmm.flower.server.tasks import TrainingRequest
+from fedadmm.flower.site import gate
 from fedadmm.flower.site.app import client_app
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, federation, run_through
+from .masked import MaskedGrid, settings
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -248,3 +250,68 @@ def test_an_error_that_quotes_a_row_stays_at_the_site(asked, tmp_path, caplog):
     shown = "".join(traceback.format_exception(error.value))
     assert "2024-07-18" not in shown  # also what a log of Flower's would show
     assert "2024-07-18" in caplog.text
+
+
+def masked_and_noised(**changes):
+    """DP-SGD at the sites, whose uploads are masked: six noised steps in a round."""
+    solver = noised(multiplier=2.0, **changes)
+    return settings(fa.FedAvg(), rounds=1, solver=solver, pipeline=[fa.Clip(50.0)])
+
+
+def account_of(folder, client):
+    path = folder / f"site-{client}" / f"ledger_{client}" / "account.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_a_void_sum_consumes_no_privacy(tmp_path):
+    """Two sites are ready and the sum needs three: no words leave, so that nothing is charged."""
+    made = masked_and_noised()
+    grid = MaskedGrid(made, tmp_path)
+    grid.offline = {2, 3}
+    with pytest.raises(EngineError, match="needs 3"):
+        run_through(made, grid, tmp_path)
+    ready = [wire.read_record(one, wire.HEAD).get("kind") for one in grid.seen]
+    assert "ready" in ready
+    assert "masked" not in ready
+    assert [account_of(tmp_path, client).get("noised", []) for client in (0, 1)] == [[], []]
+    assert all(line["epsilon"] == 0 for line in gate.left(tmp_path / "site-0"))
+    grid.offline = set()
+    run_through(made, grid, tmp_path)
+    for client in range(CLIENTS):
+        (row,) = account_of(tmp_path, client)["noised"]
+        assert row == {"multiplier": 2.0, "per_epoch": 3, "steps": 6}
+    lines = [line for line in gate.left(tmp_path / "site-0") if line["kind"] == "masked"]
+    assert lines[-1]["epsilon"] == pytest.approx(Accountant(2.0, 0.01, 1 / 3).epsilon(6))
+
+
+def test_masked_words_that_are_sent_again_are_charged_once(tmp_path):
+    made = masked_and_noised()
+    lost = iter(range(2))
+
+    def fault(moment, message, client):
+        is_words = moment == "reply" and wire.SET in message.content
+        return "drop" if is_words and client == 1 and next(lost, None) is not None else None
+
+    grid = MaskedGrid(made, tmp_path, fault)
+    run_through(made, grid, tmp_path)
+    assert account_of(tmp_path, 1)["noised"][0]["steps"] == 6
+
+
+def test_a_site_without_budget_declines_before_it_trains(tmp_path):
+    """Budgets are compared before the local work, so that no other site's sum is void for it."""
+    enough = Accountant(2.0, 0.01, 1 / 3).epsilon(6)
+    made = masked_and_noised()
+    grid = MaskedGrid(made, tmp_path)
+    budgets = {1: 0.9 * enough}
+    usual = grid.context
+
+    def context(client):
+        given = usual(client)
+        given.node_config["epsilon"] = budgets.get(client, 1.1 * enough)
+        return given
+
+    grid.context = context
+    history = run_through(made, grid, tmp_path)
+    assert history.trace == [[0, 2, 3]]
+    assert history.outcome.counts == {"declined": 1}
+    assert account_of(tmp_path, 1) == {}

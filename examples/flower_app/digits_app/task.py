@@ -1,4 +1,4 @@
-"""The model and the data, as in any Flower app, and the method: the last two lines are new."""
+"""The model and the data, as in any Flower app, and the method: the last three lines are new."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -33,4 +33,5 @@ def load_data(node):
 
 
 method = FedADMM(rho=PerWork(0.25))  # a penalty that fits the train function's work
-admm = DropIn(method, clients=NODES, model=Net, policy=SitePolicy(evaluations=1000))
+length = 0.1 * 24  # learning rate * optimiser steps of a round: 2 epochs of 12 batches
+admm = DropIn(method, NODES, Net, length=length, policy=SitePolicy(evaluations=1000))

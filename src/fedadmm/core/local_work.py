@@ -83,8 +83,6 @@ class LocalSolver(Part, ABC):
     """Whether `LocalResult.mean_gradient` can be supplied."""
     sums_steps: ClassVar[bool] = False
     """Whether it makes plain steps: it supplies `LocalResult.step_sum`, and takes the prox of g."""
-    measures_length: ClassVar[bool] = False
-    """Whether a site learns how long its work is only by doing a round, as `length` cannot say."""
     batch_size: int | None = None
     """The rows of a step; None for all."""
 

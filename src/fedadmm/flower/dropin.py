@@ -19,6 +19,7 @@ refused with a sentence, because the method would silently be another one.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -31,18 +32,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedadmm.core.capabilities import fit_penalties
 from fedadmm.core.contracts import AnyAlgorithm, LocalProblem, LocalResult
-from fedadmm.core.errors import CompatibilityError, ParameterError
+from fedadmm.core.errors import CompatibilityError, ParameterError, StateError
 from fedadmm.core.local_work import OUTSIDE_RUN, LocalSolver, SolveContext, SolveInfo
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.parts import Positive
 from fedadmm.core.rng import Key
+from fedadmm.core.schedules import PerWork
 from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.validation import check
 from fedadmm.data import models
 from fedadmm.flower.federation import Elsewhere, Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.site.app import gate_of, read_evaluation_request, trained
+from fedadmm.flower.site.app import TrainingSite, answer_training, gate_of, read_evaluation_request
+from fedadmm.flower.site.gate import folders_stay
 from fedadmm.flower.site.policy import DeclinedError, SitePolicy
 
 if TYPE_CHECKING:
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
     from flwr.serverapp.strategy import Result
 
 
+_logger = logging.getLogger("fedadmm")
 Next = Callable[["Message", "Context"], "Message"]
 RUNS = "fedadmm-runs"
 """The folder in the user's home that receives runs without an absolute path of their own."""
@@ -66,6 +72,10 @@ class DropIn:
         model: what makes the model that the train function loads.
         evaluate_every: call the app's evaluate function at all nodes after this many rounds each,
             and after the last one; 0 never does.
+        length: learning rate * optimiser steps of one round, divided by 1 - momentum; in the mean
+            over the nodes.  A penalty per work, such as FedADMM's default, is fitted to it.  The
+            package does not run the train function to find it out.  A node logs a warning if its
+            training differs from it by more than a factor of two.
         policy: what nodes agree to whose own configuration does not say; by default none evaluates
             models, because an answer is exact and for any model that the server sends.
         others: whether messages of other strategies reach the app's functions.  The policy of a
@@ -82,6 +92,7 @@ class DropIn:
         model: models.Model,
         evaluate_every: int = 1,
         *,
+        length: float | None = None,
         policy: SitePolicy | None = None,
         others: bool = False,
         **settings: Any,
@@ -92,7 +103,20 @@ class DropIn:
                     f"DropIn: {name} is given, but must not be: the app's own train function "
                     "solves the local problems"
                 )
-        settings |= {"model": model, "solver": OwnLoop(), "evaluate_every": evaluate_every}
+        if length is not None:
+            check("DropIn", "length", length, Positive)
+            algorithm = fit_penalties(algorithm, lambda: length)
+        elif any(isinstance(one, PerWork) for one in vars(algorithm).values()):
+            raise ParameterError(
+                f"DropIn.length: got None, expected a number for {type(algorithm).__name__} with a "
+                "penalty per work: learning rate * steps of a round / (1 - momentum).  Or give the "
+                "method its penalty as a number, such as FedADMM(rho=0.1)."
+            )
+        settings |= {
+            "model": model,
+            "solver": OwnLoop(expected_length=length),
+            "evaluate_every": evaluate_every,
+        }
         self.federation = Federation(algorithm, clients, 1, **settings)
         self.model = model
         self.policy = policy or SitePolicy()
@@ -216,10 +240,11 @@ class DropIn:
 
         A message of another strategy reaches the app only with `others`.
         """
-        if wire.HELLO in message.content or wire.HEAD in message.content:
-            return self._train(message, context, call_next)
-        if wire.BODY in message.content:
-            return self._evaluate(message, context, call_next)
+        with folders_stay(context.node_config):
+            if wire.HELLO in message.content or wire.HEAD in message.content:
+                return self._train(message, context, call_next)
+            if wire.BODY in message.content:
+                return self._evaluate(message, context, call_next)
         if not self.others:
             raise DeclinedError(
                 "DropIn: got a message without a task, expected one of a fedadmm server, because "
@@ -231,7 +256,7 @@ class DropIn:
         """A task: the app's train function is the local solver."""
         from flwr.app import ArrayRecord, Message
 
-        told: dict[str, float] = {}
+        measured: dict[str, float] = {}
         content = message.content
         config = wire.read_record(content, wire.CONFIG)
 
@@ -244,18 +269,21 @@ class DropIn:
                     f"the train function returned {len(records)} array records, but must return "
                     "one, the model's state_dict"
                 )
-            told.update(_numbers("train", reply.content))
+            measured.update(_numbers("train", reply.content))
             returned: Mapping[str, Tensor] = records[0].to_torch_state_dict()
             return returned
 
         flat = self._flat()
         experiment = self.federation.experiment
-        own = replace(experiment.local, solver=OwnLoop(train))
+        declared = experiment.local.solver
+        assert isinstance(declared, OwnLoop)
+        solver = replace(declared, train=train)
+        own = replace(experiment.local, solver=solver)
         federation = replace(self.federation, experiment=replace(experiment, local=own))
         elsewhere = Elsewhere(flat.num_parameters, flat)
-        length = partial(OwnLoop(train).length_of_a_round, flat)
-        given = (context, content, self.policy, lambda: elsewhere, length, lambda: told)
-        return Message(trained(federation, *given), reply_to=message)
+        site = TrainingSite(lambda: elsewhere, _unknown_length, lambda: measured)
+        reply = answer_training(federation, context, content, self.policy, site)
+        return Message(reply, reply_to=message)
 
     def _evaluate(self, message: Message, context: Context, call_next: Next) -> Message:
         """A question: the app's evaluate function answers it."""
@@ -281,6 +309,10 @@ class DropIn:
 
     def _flat(self) -> FlatModule:
         return FlatModule(models.build(self.model, seed=self.federation.experiment.seed))
+
+
+def _unknown_length() -> float:
+    raise StateError("the server asks for the length of the local work, which `DropIn` is given")
 
 
 def _folder(grid: Grid, run_dir: str | Path | None) -> Path:
@@ -338,7 +370,8 @@ class Correction:
                 "with model.parameters() of the model that DropIn was given"
             )
         self.steps += 1
-        self.length += float(optimizer.param_groups[0]["lr"])
+        group = optimizer.param_groups[0]
+        self.length += float(group["lr"]) / (1 - float(group.get("momentum", 0.0)))
         for slot, parameter in zip(self._slots, trained, strict=True):
             part = slice(slot.begin, slot.end)
             if parameter.grad is None:
@@ -374,13 +407,10 @@ class OwnLoop(LocalSolver):
     train: Callable[[dict[str, Tensor], int], Mapping[str, Tensor]] | None = field(
         default=None, repr=False
     )  # the terms that a site approves are the same for every message
+    expected_length: float | None = None
+    """The length of a round's work; None if nothing is fitted to it."""
 
     averages_gradients = True
-    measures_length = True
-
-    def length_of_a_round(self, flat: FlatModule) -> float:
-        """Learning rate * steps of a round: the train function runs, and its result is dropped."""
-        return self._run(flat, LocalProblem(flat.vector.clone()), 1)[1].length
 
     def solve(
         self,
@@ -394,10 +424,21 @@ class OwnLoop(LocalSolver):
         assert flat is not None
         returned, correction = self._run(flat, problem, context.round_index + 1)
         flat.module.load_state_dict(dict(returned))
+        self._compare_length(correction.length)
         mean = correction.gradients / correction.steps
         sentence, unknown = f"{correction.steps} steps of the app's own loop", float("nan")
         info = SolveInfo(correction.steps, unknown, unknown, sentence, unknown)
         return LocalResult(flat.vector.clone(), mean_gradient=mean), info
+
+    def _compare_length(self, length: float) -> None:
+        """Log a warning if the work differs from that to which the penalty was fitted."""
+        expected = self.expected_length
+        if expected is not None and not 0.5 <= length / expected <= 2.0:
+            _logger.warning(
+                "DropIn.length: got %g, but this round's learning rate * steps / (1 - momentum) is "
+                "%g; the penalty does not fit",
+                *(expected, length),
+            )
 
     def _run(
         self, flat: FlatModule, problem: LocalProblem, number: int

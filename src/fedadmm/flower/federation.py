@@ -172,8 +172,7 @@ class Federation:
         if not set(range(self.clients)) - set(self.take_out):
             raise ParameterError("Federation: take_out names all clients, but one must stay")
         local = self.experiment.local
-        measured = local.solver is None or local.solver.measures_length
-        if self.per_work and not measured:  # rejected here rather than at the sites
+        if self.per_work and local.solver is not None:  # rejected here rather than at the sites
             client_length(1, local.solver, local.stop, 0)
         if method.requirements.asynchronous and self.mode == "rounds":
             raise ParameterError(

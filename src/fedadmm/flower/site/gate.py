@@ -1,28 +1,30 @@
-"""The gate of a site: what its policy refuses never reaches the app, and what leaves is noted.
+"""The gate of a site: applies its policy before the app runs, and records what leaves.
 
-ledger_0/left.jsonl            what left, a line each, on the disk before it does
+ledger_0/left.jsonl            what left, one line each, on the disk before it leaves
 ledger_0/asked-RUN.json        a run that waits for approval, and its terms
-ledger_0/approved-RUN.json     the terms that somebody at the site approved
+ledger_0/approved-RUN.json     the terms that were approved at the site
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedadmm.core import clock, files
+from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.errors import CompatibilityError, ConfigError, EngineError, StateError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import name_of
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import ReplyKind, reply_to
+from fedadmm.flower.protocol.ledger import ReplyKind, Task, reply_to
 from fedadmm.flower.site.policy import POLICY, DeclinedError, SitePolicy, read_policy
 from fedadmm.flower.site.state import FOLDER, OverBudgetError, SiteAccount
 
@@ -30,97 +32,184 @@ if TYPE_CHECKING:
     from flwr.app import Context, RecordDict
 
 LEFT = "left.jsonl"
+APP_HASH = "FEDADMM_APP_SHA256"
+"""The environment variable in which `deploy node` passes the hash of the app that it starts."""
 _ASKED, _APPROVED = "asked-{}.json", "approved-{}.json"
+_UPLOADS_PER_ROUND = 2
+"""An approved run gets this many uploads per round, because some rounds have to be repeated."""
 _RUN = re.compile(r"[0-9a-zA-Z-]{1,64}")
+_FOLDERS = re.compile(r"""(?:(?<=[\s'"(=:])|^)[~/](?!/)[^\s'":,;()]*/|(?<=['"])/[^'"]*/""")
 _logger = logging.getLogger("fedadmm")
 
 
 @contextmanager
 def errors_stay() -> Iterator[None]:
-    """Keep what went wrong with a site's data or code in the site's own log.
+    """Keep errors of a site's data or code in the site's own log.
 
     Flower sends the text of an exception to the server, and that of a loader or of torch may quote
-    a row.  Errors of the protocol and of its configuration quote none and pass.
+    a sample.  Errors of the protocol and of its configuration quote none and pass.
     """
     try:
         yield
     except (StateError, ConfigError, CompatibilityError, OverBudgetError):
         raise
     except Exception:
-        _logger.exception("the site's app failed; the server learns that it did, and not why")
+        _logger.exception("the site's app failed; the reason is not sent to the server")
         raise EngineError("the site's app failed; its own log says why") from None
 
 
-class Terms(NamedTuple):
-    """What a run asks of a site, as the site's own app has it."""
+@contextmanager
+def folders_stay(node: Mapping[str, Any]) -> Iterator[None]:
+    """Remove the site's folders from the text of an error, which Flower sends to the server."""
+    try:
+        yield
+    except Exception as error:
+        text = without_folders(str(error), node)
+        if text == str(error):
+            raise
+        _logger.error("%s", error)
+        if isinstance(error, OSError):
+            raise StateError(text) from None
+        error.args = (text,)
+        raise
 
+
+def without_folders(text: str, node: Mapping[str, Any]) -> str:
+    """Return a text in which absolute paths are shortened to what follows the last folder.
+
+    Args:
+        text: what is about to leave the site.
+        node: the node's configuration; paths in it may contain spaces.
+    """
+    for value in node.values():
+        if isinstance(value, str) and Path(value).is_absolute():
+            text = text.replace(f"{Path(value).parent}/", "")
+    return _FOLDERS.sub("", text)
+
+
+class Terms(NamedTuple):
+    """What a run asks of a site, as the site's own copy of the app defines it."""
+
+    app: str
+    """The SHA-256 hash of the app; empty if `fedadmm deploy node` did not start it."""
     algorithm: str
     model: str
     uploads: list[str]
+    clip: str
+    """The clip of every upload with its norm; empty without one."""
+    aggregator: str
+    minimum_sites: int
+    """With secure aggregation, the fewest sites of a sum; 0 if the server sees single uploads."""
     clients: int
     rounds: int
     local: str
+    personal: str
+    """The part of the model that stays at the site; empty if all of it is shared."""
     noise: str
     """The noise that the site itself adds; empty without any."""
 
     @classmethod
     def of(cls, federation: Federation) -> Terms:
-        """Those of a federation."""
+        """Return the terms of a federation."""
         run, client = federation.experiment, federation.problem.clients[0]
-        solver, stages = run.local.solver, UpdatePipeline.of(run.pipeline).stages
+        solver, pipeline = run.local.solver, UpdatePipeline.of(run.pipeline)
         module: Any = client if client.flat is None else client.flat.module
         noise = "" if solver is None or solver.noise is None else str(solver.noise)
-        if run.aggregator.is_secure and UpdatePipeline.of(run.pipeline).noise is not None:
-            noise = noise or str(UpdatePipeline.of(run.pipeline).noise)  # in shares, before the sum
+        if run.aggregator.is_secure and pipeline.noise is not None:
+            noise = noise or str(pipeline.noise)  # added in shares, before the sum
+        aggregator = run.aggregator.fitted(pipeline)
         return cls(
-            name_of(type(run.algorithm)),
-            f"{type(module).__name__}-{client.num_parameters}",
-            [name_of(type(stage)) for stage in stages],
-            federation.clients,
-            run.rounds,
-            f"{solver}, {run.local.stop}",
-            noise,
+            app=os.environ.get(APP_HASH, ""),
+            algorithm=name_of(type(run.algorithm)),
+            model=f"{type(module).__name__}-{client.num_parameters}",
+            uploads=[name_of(type(stage)) for stage in pipeline.stages],
+            clip="" if pipeline.clip is None else str(pipeline.clip),
+            aggregator=str(aggregator),
+            minimum_sites=aggregator.minimum if isinstance(aggregator, MaskedSum) else 0,
+            clients=federation.clients,
+            rounds=run.rounds,
+            local=f"{solver}, {run.local.stop}",
+            personal="" if run.local.personal is None else str(run.local.personal),
+            noise=noise,
         )
 
     def written(self) -> bytes:
-        """The file that somebody reads before approving."""
+        """Return the file that is read at the site before the run is approved."""
         return json.dumps(self._asdict(), indent=1).encode()
 
 
 class Gate:
-    """What stands between a site's messages and its app."""
+    """Applies a site's policy to its messages.
+
+    Args:
+        federation: the site's own copy of the federation.
+        context: Flower's context of the node, whose configuration has precedence.
+        base: the state folder of the site.
+        client: the number of this client.
+        app: the policy of the app, for a site without `site.toml`.
+    """
 
     def __init__(
         self, federation: Federation, context: Context, base: Path, client: int, app: SitePolicy
     ) -> None:
         self._federation = federation
-        self._account = SiteAccount(base, client)
         self._folder = base / FOLDER.format(client)
+        self._node = context.node_config
+        self.account = SiteAccount(base, client)
         self.policy = _own(context, base, app)
 
-    def train(
-        self,
-        content: RecordDict,
-        objective: Callable[[], Objective],
-        answer: Callable[[], RecordDict],
-    ) -> RecordDict:
-        """The answer to a task, or a reply that says why there is none; either is noted."""
-        task, body = wire.read_task(content)
-        try:
-            self._refuse(content, task.run)
-            self.policy.refuse_size(len(body))
+    def check_task(
+        self, content: RecordDict, task: Task, body: bytes, objective: Callable[[], Objective]
+    ) -> None:
+        """Check a task before anything is computed for it.
+
+        Raises:
+            DeclinedError: the site's policy does not allow it.
+        """
+        self._refuse(content, task.run)
+        self.policy.refuse_size(len(body))
+        if self.policy.task_steps is not None:
             with errors_stay():
-                if self.policy.task_steps is not None:
-                    self.policy.refuse_steps(_steps(self._federation, objective(), task.client))
-                found = answer()
-        except (DeclinedError, OverBudgetError) as error:
-            _logger.warning("run %s, task %d: %s", task.run, task.sequence, error)
-            found = wire.write(reply_to(task, ReplyKind.DECLINED, str(error)), b"")
-        if wire.METRICS in found:  # of a training loop of the site's own
-            found[wire.METRICS] = self._leaving(found)[wire.METRICS]
-        kind = str(wire.read_record(found, wire.HEAD).get("kind"))
-        self._note(task.run, task.sequence, kind, len(wire.read_body(found)))
-        return found
+                steps = _steps(self._federation, objective(), task.client)
+            self.policy.refuse_steps(steps)
+
+    def check_rounds(self, task: Task) -> None:
+        """Check how many uploads an approved run got, whatever rounds the server names."""
+        rounds = self._federation.experiment.rounds
+        if not self.policy.approval:
+            return
+        with self.account.locked():
+            count = self.account.uploads(task.run, besides=task.id)
+        if count >= _UPLOADS_PER_ROUND * (rounds + 1):  # some methods have an initial round
+            raise DeclinedError(
+                f"rounds is {rounds} in the terms that were approved, but {count} uploads of run "
+                f"{task.run} have left"
+            )
+
+    def check_round(self, index: int) -> None:
+        """Check that a round belongs to those that were approved; they are counted from 0."""
+        rounds = self._federation.experiment.rounds
+        if self.policy.approval and index >= rounds:
+            raise DeclinedError(
+                f"rounds is {rounds} in the terms that were approved, but this is round {index + 1}"
+            )
+
+    def count_upload(self, task: Task) -> None:
+        """Count an upload of an approved run, before it leaves."""
+        if self.policy.approval:
+            with self.account.locked():
+                self.account.count_upload(task.run, task.id)
+
+    def decline(self, task: Task, error: Exception) -> RecordDict:
+        """Return the reply that a task is declined; the whole reason is in the site's log."""
+        _logger.warning("run %s, task %d: %s", task.run, task.sequence, error)
+        reason = without_folders(str(error), self._node)
+        return wire.write(reply_to(task, ReplyKind.DECLINED, reason), b"")
+
+    def record_reply(self, task: Task, reply: RecordDict) -> None:
+        """Record what leaves in answer to a task, before it does."""
+        kind = str(wire.read_record(reply, wire.HEAD).get("kind"))
+        self._note(task.run, task.sequence, kind, len(wire.read_body(reply)))
 
     def evaluate(self, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
         """The answer to a question for metrics, those that may leave; it is noted."""
@@ -136,7 +225,7 @@ class Gate:
                 found = answer()
         except DeclinedError as error:
             _logger.warning("a question for metrics: %s", error)
-            found = wire.write_declined(str(error))
+            found = wire.write_declined(without_folders(str(error), self._node))
         if wire.METRICS in found:
             found = self._leaving(found)
             if not wire.read_metrics(found):
@@ -156,10 +245,10 @@ class Gate:
         noised = self._federation.has_noise
         if self.policy.evaluations == 0:
             return self.policy.declines(0, noised=noised)
-        with self._account.locked():
-            declined = self.policy.declines(self._account.answered(), noised=noised)
+        with self.account.locked():
+            declined = self.policy.declines(self.account.answered(), noised=noised)
             if declined is None:
-                self._account.count_answer()
+                self.account.count_answer()
         return declined
 
     def work(self, content: RecordDict, length: Callable[[], float]) -> RecordDict:
@@ -175,7 +264,7 @@ class Gate:
                 found = wire.write_length(length())
         except DeclinedError as error:
             _logger.warning("a question for the local work: %s", error)
-            return wire.write_declined(str(error))
+            return wire.write_declined(without_folders(str(error), self._node))
         self._note("", 0, "work", 8)
         return found
 
@@ -229,10 +318,10 @@ class Gate:
             "kind": kind,
             "bytes": size,
         }
-        with self._account.locked():
+        with self.account.locked():
             delta = _delta(self._federation)
             if delta is not None:
-                line |= {"epsilon": self._account.epsilon(delta), "delta": delta}
+                line |= {"epsilon": self.account.epsilon(delta), "delta": delta}
             # The break comes first: a line that a power cut tore does not spoil the next.
             data = b"\n" + json.dumps(line).encode()
             files.append(self._folder / LEFT, data, durable=True)

@@ -37,6 +37,10 @@ class SitePolicy:
         algorithms: the methods that it takes part in, by their names; "none" allows all.
         models: the models that it trains, as class and number of parameters: "Sequential-14".
         uploads: the stages that every upload must pass, such as "clip" or "gaussian".
+        apps: the SHA-256 hashes of the Flower apps that may run at this site, as `fedadmm deploy
+            pin` prints them; "none" allows all.  `fedadmm deploy node` checks the hash before any
+            code of the app runs; plain `flower-supernode` does not.
+        masked: whether only masked sums may leave (secure aggregation), never a single upload.
         other_sites: at least this many other sites must be in the federation.
         minimum_sites: where uploads are masked, at least this many sites, itself included, must be
             in a sum.
@@ -60,6 +64,8 @@ class SitePolicy:
     algorithms: Sequence[str] | None = None
     models: Sequence[str] | None = None
     uploads: Sequence[str] = ()
+    apps: Sequence[str] | None = None
+    masked: bool = False
     other_sites: Natural = 0
     minimum_sites: Annotated[int, Ge(3)] = 3
     sets_apart: bool = False
@@ -74,7 +80,13 @@ class SitePolicy:
 
     def __post_init__(self) -> None:
         key = self.server_key
-        if key is not None and not (len(key) == 64 and set(key) <= set("0123456789abcdef")):
+        for one in self.apps or ():
+            if not _is_digits(one):
+                raise ParameterError(
+                    f"SitePolicy.apps: got {one!r}, expected 64 hexadecimal digits, as `fedadmm "
+                    "deploy pin` prints them."
+                )
+        if key is not None and not _is_digits(key):
             raise ParameterError(
                 f"SitePolicy: server_key is {key!r}, but must be 64 hexadecimal digits, as in "
                 "keys/operator.pub of the server"
@@ -99,6 +111,15 @@ class SitePolicy:
         if missing:
             has = ", ".join(terms.uploads) or "none"
             raise _declined("uploads", self.uploads, f"this run's stages are {has}")
+        if self.apps is not None and terms.app not in self.apps:
+            found = (
+                f"this run's is {terms.app}"
+                if terms.app
+                else ("this node does not compute its hash; start it by fedadmm deploy node")
+            )
+            raise _declined("apps", self.apps, found)
+        if self.masked and terms.minimum_sites == 0:
+            raise _declined("masked", "true", f"this run's aggregator is {terms.aggregator}")
         if terms.clients - 1 < self.other_sites:
             have = f"this run has {terms.clients - 1}"
             raise _declined("other_sites", self.other_sites, have)
@@ -136,6 +157,10 @@ class SitePolicy:
         if answered >= self.evaluations:
             return f"this site has answered {answered} questions today, which is all it does"
         return None
+
+
+def _is_digits(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def _declined(field: str, value: object, found: str) -> DeclinedError:
@@ -178,6 +203,7 @@ _EXAMPLES = {
     "algorithms": ["fedadmm"],
     "models": ["Sequential-14"],
     "uploads": ["clip"],
+    "apps": ["0" * 64],
     "epsilon": 3.0,
     "metrics": ["loss"],
     "task_bytes": 1_000_000,

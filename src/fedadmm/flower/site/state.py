@@ -221,6 +221,17 @@ class SiteAccount:
         self._write(noised=rows, runs=runs)
         return made
 
+    def uploads(self, run: str, besides: str) -> int:
+        """Return how many uploads of a run left, without that of the task `besides`."""
+        found = self._read("uploads", _are_uploads, {}).get(run, [])
+        return len(found) - (besides in found)
+
+    def count_upload(self, run: str, task: str) -> None:
+        """Count the upload to a task; one that is sent again counts once."""
+        found = self._read("uploads", _are_uploads, {})
+        if task not in found.get(run, []):
+            self._write(uploads={**found, run: [*found.get(run, []), task]})
+
     def check_budget(self, noise: RecordNoise, kind: Steps, more: int, own: float | None) -> None:
         """Refuse steps after which more would be spent than the solver or the site allows."""
         budgets = [budget for budget in (noise.budget, own) if budget is not None]
@@ -288,6 +299,10 @@ def _are_steps(found: Any) -> bool:
 
 def _are_counts(found: Any) -> bool:
     return isinstance(found, dict) and all(_count(found, run) for run in found)
+
+
+def _are_uploads(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(tasks, list) for tasks in found.values())
 
 
 def _count(found: Any, name: str) -> bool:
