@@ -165,5 +165,5 @@ def _mnist() -> tuple[Any, Any] | None:
         problem = load("mnist", clients=1000, partition="iid", model="cnn1")
     except DataError:
         return None
-    rows = problem.data.rows
+    rows = problem.data.samples
     return rows.inputs.numpy(), rows.targets.numpy()

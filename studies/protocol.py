@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import scipy.stats
 import torch
 
 import fedadmm as fa
@@ -41,10 +39,10 @@ reported is chosen on validation samples, like the learning rate."""
 
 def on_validation(problem: fa.Problem) -> fa.Problem:
     """The same problem, with the clients' validation samples in place of the test samples."""
-    rows = [problem.data.validation(client) for client in range(problem.num_clients)]
-    inputs, targets = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    samples = [problem.data.validation(client) for client in range(problem.num_clients)]
+    inputs, targets = (torch.cat(parts) for parts in zip(*samples, strict=True))
     held_out: Any = problem.test
-    prepare = problem.data.rows.prepare
+    prepare = problem.data.samples.prepare
     evaluator = replace(held_out, inputs=inputs, targets=targets, prepare=prepare)
     return replace(problem, test=evaluator, client_tests=None)
 
@@ -57,17 +55,6 @@ def finite(value: float) -> float:
 def rounds_to(curve: Sequence[tuple[int, float]], target: float) -> int | None:
     """First evaluated round with at least the target, or None if the run never reached it."""
     return next((number for number, value in curve if value >= target), None)
-
-
-def restricted_mean(rounds: Sequence[int | None], limit: int) -> float:
-    """Mean of min(rounds to the target, limit): a run that never reached it counts `limit`."""
-    return sum(limit if one is None else min(one, limit) for one in rounds) / len(rounds)
-
-
-def interval(values: Sequence[float]) -> float:
-    """Half the width of the 95 % t interval of the mean."""
-    quantile = float(scipy.stats.t.ppf(0.975, len(values) - 1))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def read(path: Path) -> dict[str, Any]:

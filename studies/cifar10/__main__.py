@@ -18,6 +18,7 @@ from typing import Any
 import fedadmm as fa
 from fedadmm.data.problems import load
 from fedadmm.study.search import search
+from fedadmm.study.statistics import interval, restricted_mean
 from studies.participation.cnn import resnet8
 from studies.protocol import (
     LAST,
@@ -26,10 +27,8 @@ from studies.protocol import (
     OUTPUTS,
     TWO_OUTPUTS,
     finite,
-    interval,
     on_validation,
     read,
-    restricted_mean,
     rounds_to,
     write,
 )

@@ -29,7 +29,7 @@ from fedadmm.study.recipes import plan
 from fedadmm.study.run_dir import RecordedRun, read_run
 from fedadmm.study.runner import run_study
 from fedadmm.study.single_run import run_recorded
-from fedadmm.study.spec import Cell, Search, Study, Try, cell_hash
+from fedadmm.study.spec import Cell, Search, SearchPoint, Study, cell_hash
 
 RATES = (0.01, 0.1, 0.2, 0.5)
 HALVES = {"iid": (2, 5), "shards": (4, 12)}
@@ -83,7 +83,7 @@ def search(cell: Cell, folder: Path) -> dict[str, Any]:
     assert target is not None
     first, second = HALVES["iid" if iid else "shards"]
     also = {"seed": 1000, "rounds": second, "problem.max_test": 2000, **HOW}
-    tries = [Try(cell.name, cell, rated(cell, lr), also) for lr in RATES]
+    tries = [SearchPoint(cell.name, cell, rated(cell, lr), also) for lr in RATES]
     study = Study("sweep", [], search=Search(1000, tries, halve_after=[first]))
     tried = run_study(study, folder).search["tried"]
     better, curves = [], {}

@@ -23,7 +23,8 @@ from fedadmm.core.contracts import LocalProblem
 from fedadmm.data.loaders.heart import HOSPITALS, heart
 from fedadmm.data.problems import from_data
 from fedadmm.study.search import search
-from studies.protocol import interval, read, write
+from fedadmm.study.statistics import interval
+from studies.protocol import read, write
 
 RESULTS = Path(__file__).with_name("results.json")
 SPLITS, FOLDS = tuple(range(10)), tuple(range(5))

@@ -35,7 +35,7 @@ METHODS: dict[str, Any] = {
 }
 
 
-class Setting(NamedTuple):
+class AttackSetting(NamedTuple):
     """One way of training and sending."""
 
     title: str
@@ -51,21 +51,21 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("1 step"),
-    Setting("5 steps", steps=5),
-    Setting("20 steps", steps=20),
-    Setting("1 step, 1 sample", samples=1),
-    Setting("1 step, 16 samples", samples=16),
-    Setting("1 step, top-k 10 %", pipeline=(fa.TopK(0.1),)),
-    Setting("1 step, 8 bits", pipeline=(fa.Quantise(8),)),
-    Setting("1 step, 2 bits", pipeline=(fa.Quantise(2),)),
-    Setting("1 step, clip", clip=True),
-    *(Setting(f"1 step, noise {z:g}", clip=True, noise=z) for z in (0.01, 0.1, 1.0)),
-    *(Setting(f"1 step, DP-SGD {z:g}", private=z) for z in (0.01, 0.1, 1.0)),
+    AttackSetting("1 step"),
+    AttackSetting("5 steps", steps=5),
+    AttackSetting("20 steps", steps=20),
+    AttackSetting("1 step, 1 sample", samples=1),
+    AttackSetting("1 step, 16 samples", samples=16),
+    AttackSetting("1 step, top-k 10 %", upload=(fa.TopK(0.1),)),
+    AttackSetting("1 step, 8 bits", upload=(fa.Quantise(8),)),
+    AttackSetting("1 step, 2 bits", upload=(fa.Quantise(2),)),
+    AttackSetting("1 step, clip", clip=True),
+    *(AttackSetting(f"1 step, noise {z:g}", clip=True, noise=z) for z in (0.01, 0.1, 1.0)),
+    *(AttackSetting(f"1 step, DP-SGD {z:g}", private=z) for z in (0.01, 0.1, 1.0)),
 )
 
 
-class Row(NamedTuple):
+class AttackResult(NamedTuple):
     """What an observer learns in one setting."""
 
     title: str
@@ -80,8 +80,13 @@ class Row(NamedTuple):
 
 
 def attack(
-    problem: fa.Problem, algorithm: Any, setting: Setting, client: int, rounds: int, seed: int = 0
-) -> Row:
+    problem: fa.Problem,
+    algorithm: Any,
+    setting: AttackSetting,
+    client: int,
+    rounds: int,
+    seed: int = 0,
+) -> AttackResult:
     """Train, record, infer and attack in one setting; the better of two attacks counts."""
     own = attacked(problem, client, setting.samples, seed)
     target: Any = own.clients[0]
@@ -112,7 +117,9 @@ def attack(
     best = max(found, key=lambda name: (_recovered(found[name]), statistics.median(found[name])))
     observer = "aggregate" if setting.noise else "server"
     quality = statistics.median(found[best])
-    return Row(setting.title, observer, share, _recovered(found[best]), len(samples), quality, best)
+    return AttackResult(
+        setting.title, observer, share, _recovered(found[best]), len(samples), quality, best
+    )
 
 
 def _recovered(values: Sequence[float]) -> int:

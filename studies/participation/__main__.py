@@ -20,7 +20,7 @@ from fedadmm.core.config_tree import from_config
 from fedadmm.study import config, formatting
 from fedadmm.study.run_dir import create, write_json, write_text
 from studies.participation import text
-from studies.participation.findings import Outcome, Verdict, findings, sensitivities, transfers
+from studies.participation.findings import RowOutcome, Verdict, findings, sensitivities, transfers
 from studies.participation.page import page
 from studies.participation.recipe import FINAL, STUDY, places, read, recipe
 
@@ -34,7 +34,7 @@ def found_out(results: dict[str, Any]) -> dict[str, Any]:
         setting, row = cell["name"].split("/")
         rounds = {int(seed): one for seed, one in cell["by_seed"]["rounds_to_target"].items()}
         if rounds:
-            outcomes.append(Outcome(*where[setting], row, cell["title"], rounds, cell["rounds"]))
+            outcomes.append(RowOutcome(*where[setting], row, cell["title"], rounds, cell["rounds"]))
     search = results["search"] or {"tried": [], "chosen": {}}
     tried = search["tried"]
     return findings(from_config(Verdict, study["verdict"], "verdict"), outcomes) | {

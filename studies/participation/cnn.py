@@ -35,7 +35,7 @@ from fedadmm.core.config_tree import from_config
 from fedadmm.data.models import small_cnn
 from fedadmm.study.recipes import Recipe, study_of
 from fedadmm.study.spec import Cell
-from studies.participation.paired import counted, median_ratio
+from fedadmm.study.statistics import median_ratio
 from studies.participation.recipe import STUDY, recipe
 
 RESULTS = Path(__file__).with_name("cnn")
@@ -262,7 +262,7 @@ def table(place: str) -> list[str]:
     def numbers(row: str, output: str, what: str) -> Any:
         """A number for each seed; a run that missed counts as its limit."""
         found = [done[row][seed][output] for seed in seeds]
-        return counted([one[what] for one in found], LIMIT)
+        return [LIMIT if one[what] is None else one[what] for one in found]
 
     def median(row: str, output: str, what: str) -> float:
         return statistics.median(numbers(row, output, what))

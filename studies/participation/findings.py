@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from fedadmm.core.parts import checked
-from studies.participation.paired import chance, counted, mean_difference, median_ratio
+from fedadmm.study.statistics import mean_difference, median_ratio, restricted, sign_flip_p_value
 from studies.participation.ranks import ranking
 
 CONFIRMATION, DEVELOPMENT = "confirmation", "development"
@@ -54,7 +54,7 @@ class Verdict:
     behind: float
 
 
-class Outcome(NamedTuple):
+class RowOutcome(NamedTuple):
     """One row of the study in one setting."""
 
     problem: str
@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
         return statistics.median(math.inf if r is None else r for r in self.rounds.values())
 
 
-def findings(verdict: Verdict, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def findings(verdict: Verdict, outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
     """Everything that is found out about finished runs."""
     return {
         "comparisons": [one for place in _places(outcomes) for one in _compared(verdict, place)],
@@ -82,15 +82,15 @@ def findings(verdict: Verdict, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _places(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+def _places(outcomes: Sequence[RowOutcome]) -> list[list[RowOutcome]]:
     """The outcomes of every setting."""
-    found: dict[tuple[str, int], list[Outcome]] = {}
+    found: dict[tuple[str, int], list[RowOutcome]] = {}
     for outcome in outcomes:
         found.setdefault((outcome.problem, outcome.percent), []).append(outcome)
     return list(found.values())
 
 
-def _compared(verdict: Verdict, place: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+def _compared(verdict: Verdict, place: Sequence[RowOutcome]) -> Iterator[dict[str, Any]]:
     """Every row of a setting beside the best baseline as it is usually handed out."""
     best = _best(place, verdict.baselines)
     for outcome in place:
@@ -109,20 +109,20 @@ def _compared(verdict: Verdict, place: Sequence[Outcome]) -> Iterator[dict[str, 
         }
 
 
-def _pair(own: Outcome, other: Outcome) -> dict[str, Any]:
+def _pair(own: RowOutcome, other: RowOutcome) -> dict[str, Any]:
     """A ratio and a difference of rounds on the same seeds, with their intervals."""
     seeds = [seed for seed in own.rounds if seed in other.rounds]
     if not seeds:
         return {"ratio": None, "difference": None, "chance": None}
-    a, b = (counted([one.rounds[seed] for seed in seeds], one.limit) for one in (own, other))
+    a, b = (restricted([one.rounds[seed] for seed in seeds], one.limit) for one in (own, other))
     return {
         "ratio": median_ratio(a, b)._asdict(),
         "difference": mean_difference(a, b)._asdict(),
-        "chance": chance(a, b),
+        "chance": sign_flip_p_value(a, b),
     }
 
 
-def _best(place: Sequence[Outcome], rows: Sequence[str]) -> Outcome | None:
+def _best(place: Sequence[RowOutcome], rows: Sequence[str]) -> RowOutcome | None:
     there = [outcome for outcome in place if outcome.row in rows]
     return min(there, key=lambda outcome: outcome.median, default=None)
 
@@ -131,7 +131,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _rankings(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+def _rankings(outcomes: Sequence[RowOutcome]) -> Iterator[dict[str, Any]]:
     """For each percentage the rows that were run on all of its confirmation problems."""
     confirmed = [outcome for outcome in outcomes if outcome.role == CONFIRMATION]
     for percent in sorted({outcome.percent for outcome in confirmed}):
@@ -149,7 +149,7 @@ def _rankings(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
             yield {"percent": percent, "on": problems, **ranking(complete)._asdict()}
 
 
-def judge(verdict: Verdict, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def judge(verdict: Verdict, outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
     """Which candidate the development problems choose, and how all do on the others."""
     scores = {name: _score(verdict, outcomes, name) for name in verdict.candidates}
     known = {name: score for name, score in scores.items() if score is not None}
@@ -161,7 +161,7 @@ def judge(verdict: Verdict, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _score(verdict: Verdict, outcomes: Sequence[Outcome], name: str) -> float | None:
+def _score(verdict: Verdict, outcomes: Sequence[RowOutcome], name: str) -> float | None:
     """The geometric mean of a candidate's medians on the development problems.
 
     A median that was missed counts as twice the limit; None unless it was run on all of them.
@@ -176,7 +176,7 @@ def _score(verdict: Verdict, outcomes: Sequence[Outcome], name: str) -> float | 
     return statistics.geometric_mean(min(o.median, 2.0 * o.limit) for o in own)
 
 
-def _judged(verdict: Verdict, outcomes: Sequence[Outcome], name: str) -> dict[str, Any]:
+def _judged(verdict: Verdict, outcomes: Sequence[RowOutcome], name: str) -> dict[str, Any]:
     goals = [_met(verdict, goal, outcomes, name) for goal in verdict.goals]
     confirmed = [one for goal in goals for one in goal["problems"]]
     worst = min(confirmed, key=lambda one: one["reduction"], default=None)
@@ -188,7 +188,7 @@ def _judged(verdict: Verdict, outcomes: Sequence[Outcome], name: str) -> dict[st
     }
 
 
-def _met(verdict: Verdict, goal: Goal, outcomes: Sequence[Outcome], name: str) -> dict[str, Any]:
+def _met(verdict: Verdict, goal: Goal, outcomes: Sequence[RowOutcome], name: str) -> dict[str, Any]:
     """A goal on every confirmation problem, and whether the median of them meets it."""
     rivals = [*verdict.baselines]
     if goal.output is not None:
@@ -209,7 +209,7 @@ def _met(verdict: Verdict, goal: Goal, outcomes: Sequence[Outcome], name: str) -
     }
 
 
-def _lead(own: Outcome, best: Outcome) -> list[dict[str, Any]]:
+def _lead(own: RowOutcome, best: RowOutcome) -> list[dict[str, Any]]:
     """How many rounds fewer than the best baseline, as a share; nothing without a common seed."""
     pair = _pair(own, best)
     ratio = pair["ratio"]

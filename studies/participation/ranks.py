@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedadmm.study.results import CONFIDENCE
+from fedadmm.study.statistics import CONFIDENCE
 
 STYLE = """
 .rank-rows {

@@ -12,7 +12,7 @@ from rich.progress import Progress, TextColumn
 from fedadmm.cli import display
 from fedadmm.cli.display import Live, live, print_note, print_table, steps
 from fedadmm.study.formatting import Table, size
-from fedadmm.study.runner import Began, Ended, Recorded
+from fedadmm.study.runner import RoundRecorded, RunEnded, RunStarted
 from support.records import made
 
 RECORD = made(
@@ -35,22 +35,22 @@ def test_a_running_run_shows_speed_accuracy_loss_residuals_and_bytes(
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     progress = Progress(TextColumn("{task.description} {task.fields[text]}"), console=console)
     watch = Live(progress, runs=2)
-    watch(Began(7, "mine", 4))
-    watch(Recorded(7, RECORD | {"round": 1}))
-    watch(Recorded(7, RECORD | {"round": 3}))
+    watch(RunStarted(7, "mine", 4))
+    watch(RoundRecorded(7, RECORD | {"round": 1}))
+    watch(RoundRecorded(7, RECORD | {"round": 3}))
     overall, task = progress.tasks
     assert task.description == "mine"
     assert (task.completed, task.total) == (3, 4)
     assert task.fields["text"] == "4/s acc 0.5000 loss 1.2500 res 0.1/0.02 3 kB"
-    watch(Ended(7))
+    watch(RunEnded(7))
     assert progress.tasks == [overall]
     assert overall.completed == 1
 
 
 def test_nothing_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with live(2) as watch:
-        watch(Began(0, "mine", 4))
-        watch(Recorded(0, RECORD))
+        watch(RunStarted(0, "mine", 4))
+        watch(RoundRecorded(0, RECORD))
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
 

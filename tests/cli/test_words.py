@@ -14,7 +14,8 @@ import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.run.evaluation import Target
 from fedadmm.study import results
-from fedadmm.study.results import Difference, Lead, Results, Row, spread
+from fedadmm.study.results import Lead, MethodSummary, Results
+from fedadmm.study.statistics import Difference, spread
 from support.commands import call, write_small
 
 
@@ -72,9 +73,11 @@ def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.Mo
     assert "a schedule over rounds, or `PerWork`, which fits it to the local work" in page
 
 
-def _row(name: str, difference: Difference | None) -> Row:
+def _row(name: str, difference: Difference | None) -> MethodSummary:
     nothing = spread([])
-    return Row(name, name, name, False, 3, 0, nothing, nothing, nothing, {}, None, difference)
+    return MethodSummary(
+        name, name, name, False, 3, 0, nothing, nothing, nothing, {}, None, difference
+    )
 
 
 def test_a_comparison_says_which_differences_are_more_than_chance() -> None:
@@ -128,7 +131,7 @@ def test_a_comparison_says_what_won_and_by_how_much() -> None:
     )
     usual = replace(usual, bytes=spread([2e6]))
 
-    def short(*rows: Row) -> list[str]:
+    def short(*rows: MethodSummary) -> list[str]:
         found = Results(target, "test_accuracy", None, list(rows), lead)
         words = "\n".join(results.verdict(found)).replace("\N{NO-BREAK SPACE}", " ")
         return [line for line in words.splitlines() if line.startswith("in short")]

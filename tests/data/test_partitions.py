@@ -74,7 +74,7 @@ def test_iid_and_shards_are_as_even_as_possible(clients: int, more: int) -> None
 @QUICK
 @given(st.integers(2, 30), st.integers(1, 3), st.integers(0, 10**6))
 def test_a_client_holds_k_runs_of_the_label_sorted_rows(clients: int, k: int, seed: int) -> None:
-    """A shard of m rows meets at most two labels when every label has at least m rows."""
+    """A shard of m samples meets at most two labels when every label has at least m rows."""
     labels = np.repeat(np.arange(5), 100 * k)
     partition = partitions.shards(labels, clients, seed, per_client=k)
     if len(labels) // (k * clients) + 1 <= 100 * k:
@@ -145,24 +145,26 @@ def test_natural_groups_stay_together() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: partitions.iid(3, 4, 0), "iid: clients is 4, but there are only 3 rows"),
+        (lambda: partitions.iid(3, 4, 0), "iid: clients is 4, but there are only 3 samples"),
         (lambda: partitions.iid(3, 0, 0), "iid: clients is 0"),
         (
             lambda: partitions.shards([0, 1, 0, 1], 3, 0),
-            "3 clients with 2 shards each need 6 rows, but there are 4",
+            "3 clients with 2 shards each need 6 samples, but there are 4",
         ),
-        (lambda: partitions.shards([0.5, 1.0], 1, 0), "labels must be one whole number a row"),
+        (lambda: partitions.shards([0.5, 1.0], 1, 0), "labels must be one whole number a sample"),
         (lambda: partitions.dirichlet([0, 1], 2, 0, alpha=0.0), "alpha is 0.0"),
-        (lambda: partitions.dirichlet([0, 1], 2, 0, min_size=2), "need 4 rows, but there are 2"),
+        (lambda: partitions.dirichlet([0, 1], 2, 0, min_size=2), "need 4 samples, but there are 2"),
         (lambda: partitions.imbalanced([0] * 9, 3, 0), "must be a multiple of members"),
-        (lambda: partitions.imbalanced([0] * 9, 4, 0), "rows allow at most 9"),
+        (lambda: partitions.imbalanced([0] * 9, 4, 0), "samples allow at most 9"),
         (lambda: partitions.imbalanced([0] * 9, 4, 0, shards=3), "need at least 4"),
-        (lambda: partitions.lognormal(5, 3, 0, min_size=2), "need 6 rows, but there are 5"),
+        (lambda: partitions.lognormal(5, 3, 0, min_size=2), "need 6 samples, but there are 5"),
         (lambda: partitions.natural([1, 1, 2], 3, 0), "the data has only 2 groups"),
     ],
 )
 def test_what_cannot_be_is_said_clearly(call, message: str) -> None:
-    with pytest.raises(ParameterError if "whole number a row" not in message else DataError) as e:
+    with pytest.raises(
+        ParameterError if "whole number a sample" not in message else DataError
+    ) as e:
         call()
     assert message in str(e.value)
 

@@ -1,4 +1,4 @@
-"""Named problems and problems from your own rows."""
+"""Named problems and problems from your own samples."""
 
 import dataclasses
 import os
@@ -56,7 +56,7 @@ def test_all_clients_share_one_module_and_rows_are_not_copied(digits: Problem) -
     first, last = digits.clients[0], digits.clients[-1]
     assert isinstance(first.flat, FlatModule)
     assert first.flat is last.flat is digits.test.flat
-    store = digits.data.rows.inputs.untyped_storage().data_ptr()
+    store = digits.data.samples.inputs.untyped_storage().data_ptr()
     assert first.inputs.untyped_storage().data_ptr() == store
     assert last.inputs.untyped_storage().data_ptr() == store
     assert digits.clients[49].inputs.data_ptr() == last.inputs.data_ptr()
@@ -200,7 +200,7 @@ def test_models_of_the_user() -> None:
 
 
 def test_test_rows_are_prepared_in_their_own_way() -> None:
-    """Rows that are stored as bytes for training and as floats for testing are the same rows."""
+    """Rows that are stored as bytes for training and as floats for testing are the same samples."""
     train = Dataset(
         torch.arange(24, dtype=torch.uint8).reshape(6, 4),
         torch.arange(6) % 3,
@@ -217,7 +217,7 @@ def test_test_rows_are_prepared_in_their_own_way() -> None:
 
 
 def test_only_clients_that_need_no_rows_travel_as_a_recipe() -> None:
-    """An engine that sends `LazyClients` as they are would otherwise send everybody's rows."""
+    """An engine that sends `LazyClients` as they are would otherwise send everybody's samples."""
     stored = problems.load("digits", clients=4)
     drawn = problems.load("insa-regression", clients=4, rows=40, features=1000)
     for problem, travels in ((stored, False), (drawn, True)):
@@ -306,7 +306,7 @@ def test_every_problem_has_frozen_plain_options_with_defaults(name: str) -> None
         (lambda: problems.load("digits", clients=None), "needs a number of clients"),
         (lambda: problems.load("digits", partition="random"), "partition is 'random'"),
         (lambda: problems.load("digits", partition="natural"), "no natural clients"),
-        (lambda: problems.load("digits", clients=1000), "need 2000 rows, but there are 1437"),
+        (lambda: problems.load("digits", clients=1000), "need 2000 samples, but there are 1437"),
         (lambda: problems.load("digits", validation=1.0), "validation is 1.0"),
         (lambda: problems.load("digits", weights="size"), "weights is 'size'"),
         (lambda: problems.load("digits", model="vgg"), "name is 'vgg'"),
@@ -330,11 +330,11 @@ def test_what_cannot_be_loaded_is_refused(call, message: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: problems.load("digits", model="cnn2"), "the model cannot read rows of shape"),
-        (lambda: problems.load("digits", model="mlp-64-7"), "must return 10 scores a row"),
+        (lambda: problems.load("digits", model="cnn2"), "the model cannot read samples of shape"),
+        (lambda: problems.load("digits", model="mlp-64-7"), "must return 10 scores a sample"),
         (
             lambda: problems.from_data(own_rows(classes=None), model=nn.Linear(4, 2)),
-            "must return one number a row",
+            "must return one number a sample",
         ),
         (
             lambda: problems.from_data(own_rows(classes=None), clients=3, partition="shards"),
@@ -344,16 +344,16 @@ def test_what_cannot_be_loaded_is_refused(call, message: str) -> None:
             lambda: problems.from_data(
                 own_rows(), partition=Partition(np.array([70]), np.array([0, 1]))
             ),
-            "names row 70, but mine has only 60 rows",
+            "names sample 70, but mine has only 60 samples",
         ),
         (
             lambda: problems.from_data(
                 own_rows(), partition=Partition(np.array([7]), np.array([0, 1, 1]))
             ),
-            "client 1 of the partition holds no rows",
+            "client 1 of the partition holds no samples",
         ),
         (lambda: Dataset(torch.zeros(2, 1), torch.zeros(3)), "2 inputs and 3 targets"),
-        (lambda: Dataset(torch.zeros(0, 1), torch.zeros(0)), "holds no rows"),
+        (lambda: Dataset(torch.zeros(0, 1), torch.zeros(0)), "holds no samples"),
         (
             lambda: Dataset(np.zeros((2, 1), np.float32), torch.zeros(2)),
             "inputs are ndarray of float32, but must be a tensor",
@@ -466,8 +466,8 @@ def test_a_site_alone_is_the_client_that_it_is_among_others(name: str) -> None:
     sites = problems.options(name).sites
     together = problems.load(name)
     assert list(sites.names) == together.data.client_names()
-    assert sites.inputs == together.data.rows.inputs.shape[1]
-    assert sites.classes == together.data.rows.num_classes
+    assert sites.inputs == together.data.samples.inputs.shape[1]
+    assert sites.classes == together.data.samples.num_classes
     params = together.start(0)
     for client, path in enumerate(sites.files()):
         alone = sites.load(problems.options(name)(), path, client)

@@ -51,7 +51,7 @@ def test_only_users_of_the_iid_variant_share_a_model() -> None:
     from sklearn.linear_model import LogisticRegression
 
     def transfer(users: SyntheticOptions) -> float:
-        rows = users.rows().train
+        rows = users.datasets().train
         half = rows.groups < users.clients // 2
         x, y = rows.inputs.numpy(), rows.labels
         model = LogisticRegression(C=1e3, max_iter=500, tol=1e-2).fit(x[half], y[half])
@@ -71,7 +71,7 @@ def test_split_seed_and_independence_of_users() -> None:
     assert torch.equal(train[1], again[0][1])
     other = SyntheticOptions(alpha=1.0, beta=1.0, clients=5, data_seed=4, max_samples=100).draw(2)
     assert not torch.equal(train[0][:5], other[0][0][:5])
-    rows = users.rows()
+    rows = users.datasets()
     begin = int(users.train_sizes[:2].sum())
     assert torch.equal(rows.train.inputs[begin : begin + len(train[0])], train[0])
     assert rows.train.groups.tolist() == np.repeat(range(5), users.train_sizes).tolist()

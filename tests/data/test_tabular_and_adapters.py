@@ -234,5 +234,5 @@ def test_hold_out_takes_its_part_of_every_client() -> None:
     assert np.bincount(parts.train.groups).tolist() == [8, 4, 1]
     together = torch.cat([parts.train.inputs, parts.test.inputs])
     assert sorted(together.tolist()) == sorted(rows.inputs.tolist())
-    with pytest.raises(DataError, match="no client has two rows"):
+    with pytest.raises(DataError, match="no client has two samples"):
         hold_out(from_torch([Squares(1)], num_classes=3))

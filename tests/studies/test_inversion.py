@@ -12,7 +12,7 @@ from torch import nn
 
 import fedadmm as fa
 from fedadmm.core import trees
-from studies.inversion.__main__ import LR, Setting, attack
+from studies.inversion.__main__ import LR, AttackSetting, attack
 from studies.inversion.attacks import analytic, expose, labels, paired, psnr, weighted
 from studies.inversion.inference import Inferred, Transcript, attacked, infer, observe
 from support.models import small_federation
@@ -139,12 +139,12 @@ def test_clipping_and_compression_do_not_protect_but_noise_does() -> None:
     problem = fa.problems.load("digits", clients=20, partition="shards")
 
     def found(**options: Any) -> Any:
-        return attack(problem, fa.FedADMM(rho=0.1), Setting("", samples=1, **options), 1, 1)
+        return attack(problem, fa.FedADMM(rho=0.1), AttackSetting("", samples=1, **options), 1, 1)
 
     for row in (found(), found(clip=True)):
         assert (row.recovered, row.labels) == (1, 1.0)
         assert row.psnr > 60
-    assert found(pipeline=(fa.Quantise(8),)).recovered == 1
+    assert found(upload=(fa.Quantise(8),)).recovered == 1
     assert found(clip=True, noise=1.0).recovered == 0
     assert found(private=1.0).recovered == 0
 

@@ -18,7 +18,7 @@ from studies.participation import cnn
 from studies.participation.__main__ import main
 from studies.participation.findings import (
     Goal,
-    Outcome,
+    RowOutcome,
     Verdict,
     findings,
     judge,
@@ -40,12 +40,12 @@ VERDICT = Verdict(
 )
 
 
-def _outcome(problem: str, row: str, rounds: Any, role: str = "confirmation") -> Outcome:
+def _outcome(problem: str, row: str, rounds: Any, role: str = "confirmation") -> RowOutcome:
     values = rounds if isinstance(rounds, list) else [rounds] * 3
-    return Outcome(problem, 10, role, row, row, dict(enumerate(values)), 100)
+    return RowOutcome(problem, 10, role, row, row, dict(enumerate(values)), 100)
 
 
-def _study(**changed: Any) -> list[Outcome]:
+def _study(**changed: Any) -> list[RowOutcome]:
     table: dict[str, dict[str, Any]] = {
         "dev": {"fedavg": 40, "scaffold": 30, "fedavg+averaged": 35, "scaffold+averaged": 28},
         "a": {"fedavg": 50, "scaffold": 40, "fedavg+averaged": 30, "scaffold+averaged": 45},
@@ -112,8 +112,8 @@ def test_a_study_that_has_only_begun_decides_nothing() -> None:
 
 def test_rows_are_compared_with_the_best_baseline_on_the_same_seeds() -> None:
     study = [
-        Outcome("a", 10, "confirmation", "fedavg", "FedAvg", {0: 10, 1: 20, 2: 60}, 100),
-        Outcome("a", 10, "confirmation", "new", "New", {1: 5, 2: 50, 3: 1000}, 100),
+        RowOutcome("a", 10, "confirmation", "fedavg", "FedAvg", {0: 10, 1: 20, 2: 60}, 100),
+        RowOutcome("a", 10, "confirmation", "new", "New", {1: 5, 2: 50, 3: 1000}, 100),
     ]
     rows = {one["row"]: one for one in findings(VERDICT, study)["comparisons"]}
     assert rows["new"]["best_baseline"] == "fedavg"

@@ -13,10 +13,8 @@ import torch
 from fedadmm.data.problems import load
 from studies.protocol import (
     finite,
-    interval,
     on_validation,
     read,
-    restricted_mean,
     rounds_to,
     write,
 )
@@ -68,16 +66,6 @@ def test_rounds_to_a_target_are_those_of_the_first_evaluation_that_meets_it() ->
     assert rounds_to(curve, 0.8) == 10
     assert rounds_to(curve, 0.85) == 20
     assert rounds_to(curve, 0.95) is None
-
-
-def test_a_miss_counts_as_the_limit_in_the_restricted_mean() -> None:
-    assert restricted_mean([10, None, 20], 50) == pytest.approx(80 / 3)
-    assert restricted_mean([60, None], 50) == 50
-
-
-def test_interval_is_that_of_students_t() -> None:
-    # The table value of t at 97.5 % with two degrees of freedom is 4.303; s = 1, n = 3.
-    assert interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
 
 
 def test_divergence_counts_as_zero_accuracy() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedadmm.study import config
-from fedadmm.study.benefit import Worth, worth
+from fedadmm.study.benefit import SiteBenefit, site_benefit
 from fedadmm.study.run_dir import RunDir
 from fedadmm.study.single_run import run
 
@@ -45,7 +45,7 @@ def test_scores_are_those_of_each_site_s_own_held_out_rows(kind: str, tmp_path: 
     chosen = config.resolve(tree)
     run(chosen, tmp_path / "run")
     params = RunDir(tmp_path / "run").model(last=True).params
-    found = worth(chosen, params)
+    found = site_benefit(chosen, params)
     assert found is not None
     tests = chosen.load_problem().client_tests
     assert tests is not None
@@ -69,7 +69,7 @@ def test_the_interval_is_that_of_resampled_rows(tmp_path: Path) -> None:
     tree = {"problem": table(tmp_path, "classes", noise=0.0, rows=40), "rounds": 20}
     chosen = config.resolve(tree | {"local": {"solver": {"name": "sgd", "lr": 0.5}}})
     problem = chosen.load_problem()
-    good = worth(chosen, torch.zeros(problem.num_parameters))
+    good = site_benefit(chosen, torch.zeros(problem.num_parameters))
     assert good is not None
     right = np.concatenate(
         [
@@ -92,4 +92,4 @@ def test_the_interval_is_that_of_resampled_rows(tmp_path: Path) -> None:
 )
 def test_nothing_is_claimed_from_an_interval_with_zero(low: float, high: float, words: str) -> None:
     scores = {"alone": [0.5], "pooled": [0.6], "federated": [0.6]}
-    assert Worth(["a"], [10], scores, True, (low + high) / 2, low, high).verdict == words
+    assert SiteBenefit(["a"], [10], scores, True, (low + high) / 2, low, high).verdict == words

@@ -14,7 +14,7 @@ from fedadmm.core.config_tree import from_config, to_config
 from fedadmm.core.errors import ConfigError
 from fedadmm.study.recipes import Recipe, identifiers, load, plan, study_of
 from fedadmm.study.reproduce import reproduce
-from fedadmm.study.runner import Began, Event
+from fedadmm.study.runner import RunEvent, RunStarted
 from fedadmm.study.spec import Cell, Study
 
 NAMED = {
@@ -152,7 +152,7 @@ def test_larger_populations_keep_what_a_hundred_clients_chose(
 ) -> None:
     # "We first tuned all algorithms for their best performance in the 100-client setting, and then
     # scale up system sizes with the hyperparameters fixed"
-    events: list[Event] = []
+    events: list[RunEvent] = []
     todo = plan(identifier, "smoke", patterns=["fmnist-*-1000/fedavg"])
     assert todo.search is not None
     (point,) = todo.search.tries
@@ -162,7 +162,7 @@ def test_larger_populations_keep_what_a_hundred_clients_chose(
     (row,), (run,) = found.document["table"], found.runs
     assert row["chosen"] == {"local.solver.lr": 0.3}
     assert "lr = 0.3\n" in (run.directory / "config.toml").read_text()
-    labels = [event.label for event in events if isinstance(event, Began)]
+    labels = [event.label for event in events if isinstance(event, RunStarted)]
     place = todo.cells[0].name.replace("-1000/", "-100/")
     assert labels == [
         *(f"search {place} local.solver.lr={lr}" for lr in (1e-9, 0.3)),

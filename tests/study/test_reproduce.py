@@ -25,8 +25,8 @@ from fedadmm.study.reproduce import (
     reproduce,
     side_by_side,
 )
-from fedadmm.study.results import spread
 from fedadmm.study.run_dir import RecordedRun
+from fedadmm.study.statistics import spread
 
 PROMISED = {
     *("gong-table3", "gong-table4", "gong-table5", "gong-fig3", "gong-fig4", "gong-fig5"),

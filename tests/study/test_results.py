@@ -18,10 +18,10 @@ from fedadmm.study import formatting, results
 from fedadmm.study.recipes import load, plan as plan_reproduction
 from fedadmm.study.report import write_report
 from fedadmm.study.reproduce import reproduce
-from fedadmm.study.results import difference, spread
 from fedadmm.study.run_dir import RecordedRun, RunDir
 from fedadmm.study.run_history import Columns
-from fedadmm.study.study_result import read_outcome
+from fedadmm.study.statistics import difference, spread
+from fedadmm.study.study_result import read_study
 from support.commands import call, write_small
 from support.records import made
 
@@ -216,7 +216,7 @@ def test_a_reproduction_follows_the_same_rule(tmp_path: Path) -> None:
     text = (tmp_path / "results.md").read_text()
     assert "1 of 2 diverged" in text
     assert formatting.SPREAD in text
-    labels = [run.label for run in read_outcome(tmp_path).runs]
+    labels = [run.label for run in read_study(tmp_path).runs]
     assert len(labels) == 2 * len(set(labels)) == 2 * len(again["table"])
 
 
@@ -289,7 +289,7 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path) -> None:
     told = call("compare", config, "--out", tmp_path / "out", "--jobs", 1)
     assert told.exit_code == 0, told.stderr
     page = (tmp_path / "out/report.html").read_text()
-    found = read_outcome(tmp_path / "out")
+    found = read_study(tmp_path / "out")
     assert [run.seed for run in found.runs] == [0, 1, 0, 1]
     assert write_report(tmp_path / "out").read_text() == page
 

@@ -13,8 +13,8 @@ import pytest
 from fedadmm.study import run_dir
 from fedadmm.study.config import resolve
 from fedadmm.study.results import dropped
-from fedadmm.study.runner import Began, Event, Recorded, choose, run_study
-from fedadmm.study.spec import Cell, Search, Study, Try
+from fedadmm.study.runner import RoundRecorded, RunEvent, RunStarted, choose, run_study
+from fedadmm.study.spec import Cell, Search, SearchPoint, Study
 from support.commands import SMALL, call, write_small
 
 
@@ -25,8 +25,8 @@ def study(**runs: Any) -> Study:
 def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     began: list[str] = []
 
-    def watch(event: Event) -> None:
-        if isinstance(event, Began):
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, RunStarted):
             began.append(event.label)
 
     first = run_study(study(a={}, b={"seed": 1}), tmp_path, watch=watch)
@@ -44,8 +44,8 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
-    def interrupt(event: Event) -> None:
-        if isinstance(event, Recorded) and event.record["round"] == 3:
+    def interrupt(event: RunEvent) -> None:
+        if isinstance(event, RoundRecorded) and event.record["round"] == 3:
             raise KeyboardInterrupt
 
     wanted = study(a={"rounds": 6})
@@ -54,8 +54,8 @@ def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
     assert not run_study(wanted, tmp_path / "broken", only_cached=True).runs
     rounds: list[int] = []
 
-    def count(event: Event) -> None:
-        if isinstance(event, Recorded):
+    def count(event: RunEvent) -> None:
+        if isinstance(event, RoundRecorded):
             rounds.append(event.record["round"])
 
     (resumed,) = run_study(wanted, tmp_path / "broken", watch=count).runs
@@ -86,16 +86,16 @@ def searched(values: list[float], halve_after: list[int], **changes: Any) -> Stu
         "checkpoint": {"every": 3},
     }
     cell = Cell("m", resolve(tables | changes), "m", tuned="m")
-    tries = [Try("m", cell, {"algorithm.lr": value}, {"seed": 1000}) for value in values]
+    tries = [SearchPoint("m", cell, {"algorithm.lr": value}, {"seed": 1000}) for value in values]
     return Study("comparison", [cell], [0], Search(1000, tries, halve_after=halve_after))
 
 
-def rounds_run(heard: list[Event]) -> list[int]:
-    return [event.record["round"] for event in heard if isinstance(event, Recorded)]
+def rounds_run(heard: list[RunEvent]) -> list[int]:
+    return [event.record["round"] for event in heard if isinstance(event, RoundRecorded)]
 
 
 def test_the_better_half_of_a_search_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
-    heard: list[Event] = []
+    heard: list[RunEvent] = []
     rates = [0.3, 0.9, 3.0, 1.5, 0.6]
     found = run_study(searched(rates, [2, 4]), tmp_path, watch=heard.append)
     tried = {row["value"]["algorithm.lr"]: row for row in found.search["tried"]}
@@ -129,9 +129,9 @@ def test_halving_may_choose_what_is_better_early(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", [1, 5, 10, 11, 14, 16, 19, 24])
 def test_a_search_that_was_stopped_chooses_what_a_whole_one_does(tmp_path: Path, stop: int) -> None:
     wanted = searched([0.3, 0.9, 3.0, 1.5, 0.6], [2, 4])
-    heard: list[Event] = []
+    heard: list[RunEvent] = []
 
-    def watch(event: Event) -> None:
+    def watch(event: RunEvent) -> None:
         heard.append(event)
         if len(rounds_run(heard)) == stop:
             raise KeyboardInterrupt
@@ -144,7 +144,7 @@ def test_a_search_that_was_stopped_chooses_what_a_whole_one_does(tmp_path: Path,
 
 
 def test_diverged_points_are_dropped_first_and_never_run_on(tmp_path: Path) -> None:
-    heard: list[Event] = []
+    heard: list[RunEvent] = []
     found = run_study(searched([1e9, 1e8, 0.01], [3]), tmp_path, watch=heard.append)
     ends = [(row["code"], row["dropped_after"]) for row in found.search["tried"]]
     assert ends == [("diverged", 3), ("diverged", None), ("completed", None)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedadmm.core.errors import ConfigError
-from fedadmm.study.runner import Began, Event
+from fedadmm.study.runner import RunEvent, RunStarted
 from fedadmm.study.sweep import Axis, axis, plan, sweep
 from support.commands import SMALL
 
@@ -68,8 +68,8 @@ def test_a_fresh_sweep_runs_everything_again(tmp_path: Path) -> None:
     sweep(study, tmp_path)
     began: list[int] = []
 
-    def watch(event: Event) -> None:
-        began.extend([event.job] if isinstance(event, Began) else [])
+    def watch(event: RunEvent) -> None:
+        began.extend([event.job] if isinstance(event, RunStarted) else [])
 
     sweep(study, tmp_path, watch=watch)
     assert began == []

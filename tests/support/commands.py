@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedadmm.cli import app
 from fedadmm.run.callbacks import Callback
-from fedadmm.study.study_result import Outcome, drawn, read_outcome
+from fedadmm.study.study_result import StudyResult, drawn, read_study
 
 SMALL: dict[str, Any] = {
     "rounds": 4,
@@ -49,6 +49,6 @@ class Interrupter(Callback):
             raise KeyboardInterrupt
 
 
-def read_content(directory: Path) -> Outcome:
+def read_content(directory: Path) -> StudyResult:
     """What the page of a folder shows."""
-    return drawn(read_outcome(directory))
+    return drawn(read_study(directory))

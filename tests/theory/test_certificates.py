@@ -18,7 +18,6 @@ from fedadmm.theory.assumptions import local_errors
 from support.certified import CLASSES, METHODS, SAMPLERS, accurate, assert_holds, certified, curves
 from support.federations import run, snapshots
 from support.jobs import job_of
-from support.rejections import naming
 
 LEVELS = {"fine": 1e-6, "coarse": 1.0}
 
@@ -328,7 +327,7 @@ def test_a_run_that_was_not_certified_from_the_start_cannot_be_later(tmp_path):
     saved = Checkpoints(tmp_path, every=5)
     run_options = {"solver": fa.ExactSolver(), "checkpoints": saved}
     fa.simulate(fa.FedDR(0.3), problem, 5, evaluate=False, **run_options)
-    with pytest.raises(fa.errors.StateError, match=naming("callback certificate")):
+    with pytest.raises(fa.errors.StateError, match="callback certificate"):
         certified(fa.FedDR(0.3), problem, 9, resume=True, **run_options)
 
 

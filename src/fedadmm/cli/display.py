@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fedadmm.run.experiment import Experiment
     from fedadmm.run.record import Record
     from fedadmm.study.formatting import OnProgress, Table
-    from fedadmm.study.runner import Event, Watch
-    from fedadmm.study.study_result import Outcome
+    from fedadmm.study.runner import OnEvent, RunEvent
+    from fedadmm.study.study_result import StudyResult
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ def print_json(document: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(plain(document), indent=2, allow_nan=False), file=stream)
 
 
-def draw(folder: Path, wanted: bool, found: Outcome | None = None) -> str | None:
+def draw(folder: Path, wanted: bool, found: StudyResult | None = None) -> str | None:
     """Write the report of a run or of what a study found, if it is wanted; where it is."""
     if not wanted:
         return None
@@ -94,7 +94,7 @@ def print_places(**places: object) -> None:
 
 
 def finish(
-    found: Outcome,
+    found: StudyResult,
     page: str | None,
     as_json: bool,
     tables: Sequence[Table],
@@ -170,16 +170,16 @@ class Live:
         self._first: dict[int, tuple[int, float] | None] = {}
         """The first round that was seen, and when."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: RunEvent) -> None:
         """Show one event."""
         from fedadmm.study import run_history
-        from fedadmm.study.runner import Began, Recorded
+        from fedadmm.study.runner import RoundRecorded, RunStarted
 
-        if isinstance(event, Began):
+        if isinstance(event, RunStarted):
             task = self._progress.add_task(event.label, total=event.rounds, unit="rounds", text="")
             self._tasks[event.job], self._bytes[event.job] = task, 0
             self._first[event.job] = None
-        elif isinstance(event, Recorded):
+        elif isinstance(event, RoundRecorded):
             self._bytes[event.job] += run_history.sent(event.record)
             number, now = event.record["round"], time.monotonic()
             first, since = self._first[event.job] or (number, now)
@@ -213,7 +213,7 @@ def _news(record: Record, sent: int) -> str:
 
 
 @contextmanager
-def live(runs: int = 1) -> Iterator[Watch]:
+def live(runs: int = 1) -> Iterator[OnEvent]:
     """A watch that draws bars; it ignores every event when standard error is no terminal."""
     with _bars() as progress:
         yield (lambda event: None) if progress is None else Live(progress, runs)
@@ -222,11 +222,11 @@ def live(runs: int = 1) -> Iterator[Watch]:
 @contextmanager
 def one_bar(chosen: Experiment) -> Iterator[Callable[[Record], None]]:
     """The bar of a single run; every record moves it."""
-    from fedadmm.study.runner import Began, Recorded
+    from fedadmm.study.runner import RoundRecorded, RunStarted
 
     with live() as watch:
-        watch(Began(0, chosen.label, chosen.rounds))
-        yield lambda record: watch(Recorded(0, record))
+        watch(RunStarted(0, chosen.label, chosen.rounds))
+        yield lambda record: watch(RoundRecorded(0, record))
 
 
 @contextmanager

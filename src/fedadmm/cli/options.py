@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fedadmm.core.config_tree import Tree
-    from fedadmm.study.spec import Setting, Study
+    from fedadmm.study.spec import Override, Study
 
 Item = TypeVar("Item")
 
@@ -110,7 +110,7 @@ _KEYS = {
 """Option -> the key of a configuration that it is short for."""
 
 
-def settings(**others: Any) -> list[Setting]:
+def settings(**others: Any) -> list[Override]:
     """What this command line sets in a configuration: its options, then every --set."""
     from fedadmm.study.config import assignment
     from fedadmm.study.methods import own_engine

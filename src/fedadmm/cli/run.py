@@ -27,7 +27,7 @@ from fedadmm.study import config
 if TYPE_CHECKING:
     from fedadmm.run.experiment import Experiment
     from fedadmm.run.record import Record
-    from fedadmm.study.benefit import Worth
+    from fedadmm.study.benefit import SiteBenefit
 
 
 @app.command(
@@ -85,31 +85,31 @@ def run(
             ]
             how = {"resume": resume, "from_round_0": from_round_0}
             summary = run_experiment(chosen, folder, **how, callbacks=bars)
-        worth = _federating(chosen, folder) if csv else None
+        site_benefit = _federating(chosen, folder) if csv else None
         page = draw(folder, report)
     if as_json:
-        more = {} if worth is None else {"federating": worth.document()}
+        more = {} if site_benefit is None else {"federating": site_benefit.document()}
         print_json(summary | {"directory": str(folder), "report": page} | more)
         return
     print_ending(summary)
     if profile:
         print_table(profile_table(history))
     print_data(folder)
-    if worth is not None:
-        print_table(worth.table())
+    if site_benefit is not None:
+        print_table(site_benefit.table())
     print_places(run=folder, report=page)
     if csv:
         print_places(predict=f"fedadmm predict {folder} NEW.csv")
 
 
-def _federating(run: Experiment, folder: Path) -> Worth | None:
+def _federating(run: Experiment, folder: Path) -> SiteBenefit | None:
     """What the last model of a run is worth beside models of single sites; kept with the run."""
-    from fedadmm.study.benefit import worth
+    from fedadmm.study.benefit import site_benefit
     from fedadmm.study.formatting import write_tables
     from fedadmm.study.run_dir import RunDir
 
     kept = RunDir(folder)
-    found = worth(run, kept.model(last=True).params)
+    found = site_benefit(run, kept.model(last=True).params)
     if found is not None:
         write_tables(folder, {"federating": found.table()})
         kept.close(kept.summary() | {"federating": found.document()})
@@ -181,11 +181,11 @@ def compare(
         lead = found.results.lead
         if csv and lead is not None:  # the first seed of the method that won
             best = found.labels[lead.best.label][0]
-            worth = _federating(config.resolve(best.config), best.directory)
-            if worth is not None:
-                tables.append(worth.table())
-                found.document["federating"] = worth.document() | {"label": best.label}
-                best.summary["federating"] = worth.document()
+            site_benefit = _federating(config.resolve(best.config), best.directory)
+            if site_benefit is not None:
+                tables.append(site_benefit.table())
+                found.document["federating"] = site_benefit.document() | {"label": best.label}
+                best.summary["federating"] = site_benefit.document()
         page = draw(folder, report, found)
     if not as_json:
         print_data(found.runs[0].directory)

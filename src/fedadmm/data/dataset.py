@@ -1,4 +1,4 @@
-"""Rows and targets, with the client that each belongs to: what every loader returns."""
+"""Samples and targets, with the client that each belongs to: what every loader returns."""
 
 from __future__ import annotations
 
@@ -68,13 +68,14 @@ def _kind(values: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows with their targets, from one place.
+    """Samples with their targets, from one place.
 
     `num_classes` is None for a regression.  `groups` says which natural client (writer, hospital,
-    speaker) each row belongs to, as numbers that index `group_names`.  `prepare` turns stored rows
-    into the model's input.  `name` is what error messages call the data.  `preparation` says how
-    the rows were prepared (see `fedadmm.data.preparation`).  `weights` is the weight of each row in
-    its client's loss; None means one each.  `class_names` are the names of the classes, if any.
+    speaker) each sample belongs to, as numbers that index `group_names`.  `prepare` turns stored
+    samples into the model's input.  `name` is what error messages call the data.  `preparation`
+    says how the samples were prepared (see `fedadmm.data.preparation`).  `weights` is the weight of
+    each sample in its client's loss; None means one each.  `class_names` are the names of the
+    classes, if any.
     """
 
     inputs: Tensor
@@ -95,12 +96,12 @@ class Dataset:
                     f"{self.name}: {part} are {_kind(values)}, but must be a tensor, as "
                     "torch.as_tensor makes of an array"
                 )
-        rows = len(self.inputs)
-        if rows == 0:
-            raise DataError(f"{self.name}: holds no rows, but at least one is needed")
-        if len(self.targets) != rows:
+        samples = len(self.inputs)
+        if samples == 0:
+            raise DataError(f"{self.name}: holds no samples, but at least one is needed")
+        if len(self.targets) != samples:
             raise DataError(
-                f"{self.name}: {rows} inputs and {len(self.targets)} targets, but there must be "
+                f"{self.name}: {samples} inputs and {len(self.targets)} targets, but there must be "
                 "one target an input"
             )
         for part, values in (("inputs", self.inputs), ("targets", self.targets)):
@@ -109,8 +110,10 @@ class Dataset:
         self._check_labels()
         self._check_groups()
         weights = self.weights
-        if weights is not None and (weights.shape != (rows,) or not bool((weights > 0).all())):
-            raise DataError(f"{self.name}: weights must hold a number > 0 for each of {rows} rows")
+        if weights is not None and (weights.shape != (samples,) or not bool((weights > 0).all())):
+            raise DataError(
+                f"{self.name}: weights must hold a number > 0 for each of {samples} samples"
+            )
 
     def _check_labels(self) -> None:
         if self.num_classes is None:
@@ -118,7 +121,7 @@ class Dataset:
         if self.targets.dtype != torch.int64 or self.targets.ndim != 1:
             raise DataError(
                 f"{self.name}: class labels are {self.targets.dtype} of shape "
-                f"{tuple(self.targets.shape)}, but must be int64 of shape (rows,)"
+                f"{tuple(self.targets.shape)}, but must be int64 of shape (samples,)"
             )
         low, high = int(self.targets.min()), int(self.targets.max())
         if low < 0 or high >= self.num_classes:
@@ -137,7 +140,7 @@ class Dataset:
             )
         if self.groups.shape != (len(self),):
             raise DataError(
-                f"{self.name}: groups must hold one number for each of {len(self)} rows"
+                f"{self.name}: groups must hold one number for each of {len(self)} samples"
             )
         low, high = int(self.groups.min()), int(self.groups.max())
         if low < 0 or high >= len(self.group_names):
@@ -157,61 +160,61 @@ class Dataset:
         labels: NDArray[np.int64] = self.targets.numpy()
         return labels
 
-    def take(self, rows: NDArray[np.int64]) -> Dataset:
-        """The given rows, in the given order, as a copy."""
-        index = torch.from_numpy(np.ascontiguousarray(rows))
-        groups = None if self.groups is None else self.groups[rows]
+    def take(self, samples: NDArray[np.int64]) -> Dataset:
+        """The given samples, in the given order, as a copy."""
+        index = torch.from_numpy(np.ascontiguousarray(samples))
+        groups = None if self.groups is None else self.groups[samples]
         weights = None if self.weights is None else self.weights[index]
         inputs, targets = self.inputs[index], self.targets[index]
         return replace(self, inputs=inputs, targets=targets, groups=groups, weights=weights)
 
     def prepared(self) -> Dataset:
-        """The same rows, prepared once into one float tensor."""
+        """The same samples, prepared once into one float tensor."""
         if self.prepare is None:
             return self
         return replace(self, inputs=self.prepare(self.inputs), prepare=None)
 
 
 class TrainTest(NamedTuple):
-    """Training rows and held-out rows; `test` is None when nothing is held out."""
+    """Training samples and held-out samples; `test` is None when nothing is held out."""
 
     train: Dataset
     test: Dataset | None = None
 
 
 @checked_arguments
-def hold_out(rows: Dataset, fraction: Probability = 0.2, seed: int = 0) -> TrainTest:
-    """Split off a random part of the rows, of every natural client's rows where there are any.
+def hold_out(samples: Dataset, fraction: Probability = 0.2, seed: int = 0) -> TrainTest:
+    """Split off a random part of the samples, per natural client where there are any.
 
-    A client with a single row keeps it for training.
+    A client with a single sample keeps it for training.
     """
     if fraction == 0:
-        return TrainTest(rows)
-    groups = np.zeros(len(rows), np.int64) if rows.groups is None else rows.groups
-    shuffled = numpy_generator(derive(seed, "hold-out")).permutation(len(rows))
+        return TrainTest(samples)
+    groups = np.zeros(len(samples), np.int64) if samples.groups is None else samples.groups
+    shuffled = numpy_generator(derive(seed, "hold-out")).permutation(len(samples))
     order = shuffled[np.argsort(groups[shuffled], kind="stable")]
     sizes = np.bincount(groups)
     begins = np.cumsum(sizes) - sizes
-    rank = np.arange(len(rows)) - np.repeat(begins, sizes)
+    rank = np.arange(len(samples)) - np.repeat(begins, sizes)
     aside = np.minimum(np.ceil(sizes * fraction), np.maximum(sizes - 1, 0))
     test = rank < np.repeat(aside, sizes)
     if not bool(test.any()):
-        raise DataError(f"{rows.name}: no client has two rows, so that none can be held out")
-    return TrainTest(rows.take(np.sort(order[~test])), rows.take(np.sort(order[test])))
+        raise DataError(f"{samples.name}: no client has two samples, so that none can be held out")
+    return TrainTest(samples.take(np.sort(order[~test])), samples.take(np.sort(order[test])))
 
 
-Rows = tuple[Tensor, Tensor]
+Samples = tuple[Tensor, Tensor]
 """Inputs and targets."""
 
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """A dataset in the order of a partition: each client is a slice of `rows`.
+    """A dataset in the order of a partition: each client is a slice of `samples`.
 
-    The first `train_sizes[i]` rows of client i are for training, the others for validation.
+    The first `train_sizes[i]` samples of client i are for training, the others for validation.
     """
 
-    rows: Dataset
+    samples: Dataset
     partition: Partition
     train_sizes: Indices
 
@@ -219,15 +222,15 @@ class FederatedData:
     def gather(
         cls, dataset: Dataset, partition: Partition, validation: float = 0.0
     ) -> FederatedData:
-        """Sort the rows by client; a part `validation` of each client's rows is set aside.
+        """Sort the samples by client; a part `validation` of each client's samples is set aside.
 
-        A client with a single row keeps it for training and has nothing to validate on.
+        A client with a single sample keeps it for training and has nothing to validate on.
         """
         check("problem", "validation", validation, Probability)
         if len(partition.indices) and int(partition.indices.max()) >= len(dataset):
             raise DataError(
-                f"partition: names row {int(partition.indices.max())}, but {dataset.name} has only "
-                f"{len(dataset)} rows"
+                f"partition: names sample {int(partition.indices.max())}, but {dataset.name} has "
+                f"only {len(dataset)} samples"
             )
         aside = np.minimum(np.ceil(partition.sizes * validation), partition.sizes - 1)
         train_sizes = partition.sizes - aside.clip(min=0).astype(np.int64)
@@ -236,43 +239,43 @@ class FederatedData:
     def __len__(self) -> int:
         return len(self.partition)
 
-    def train(self, client: int) -> Rows:
-        """The training rows of a client, as views."""
+    def train(self, client: int) -> Samples:
+        """The training samples of a client, as views."""
         begin = int(self.partition.offsets[client])
         end = begin + int(self.train_sizes[client])
-        return self.rows.inputs[begin:end], self.rows.targets[begin:end]
+        return self.samples.inputs[begin:end], self.samples.targets[begin:end]
 
     def train_masses(self) -> Tensor:
-        """The number of each client's training rows, or the sum of their weights."""
-        weights = self.rows.weights
+        """The number of each client's training samples, or the sum of their weights."""
+        weights = self.samples.weights
         if weights is None:
             return torch.from_numpy(self.train_sizes)
         slices = zip(self.partition.offsets, self.train_sizes, strict=False)
         return torch.stack([weights[begin : begin + size].sum() for begin, size in slices])
 
-    def validation(self, client: int) -> Rows:
-        """The rows of a client that are kept from training, as views; there may be none."""
+    def validation(self, client: int) -> Samples:
+        """The samples of a client that are kept from training, as views; there may be none."""
         begin = int(self.partition.offsets[client]) + int(self.train_sizes[client])
         end = int(self.partition.offsets[client + 1])
-        return self.rows.inputs[begin:end], self.rows.targets[begin:end]
+        return self.samples.inputs[begin:end], self.samples.targets[begin:end]
 
     def label_counts(self) -> NDArray[np.int64]:
-        """How many rows of each label each client holds; shape (labels, clients)."""
-        classes, clients = self.rows.num_classes or 0, len(self)
-        cells = self.rows.labels * clients + self.partition.owners
+        """How many samples of each label each client holds; shape (labels, clients)."""
+        classes, clients = self.samples.num_classes or 0, len(self)
+        cells = self.samples.labels * clients + self.partition.owners
         return np.bincount(cells, minlength=classes * clients).reshape(classes, clients)
 
     def client_names(self) -> list[str]:
         """The natural clients' names, else their numbers."""
-        groups = self.rows.groups
+        groups = self.samples.groups
         if groups is None:
             return [str(client) for client in range(len(self))]
         first = self.partition.offsets[:-1]
-        return [self.rows.group_names[group] for group in groups[first]]
+        return [self.samples.group_names[group] for group in groups[first]]
 
 
 def align(groups: Indices, chosen: Indices) -> Partition:
-    """The rows of each chosen group, in order; a group without rows gets an empty client."""
+    """The samples of each chosen group, in order; a group without samples gets an empty client."""
     order = np.argsort(groups, kind="stable")
     sorted_groups = groups[order]
     begins = np.searchsorted(sorted_groups, chosen, "left")

@@ -124,7 +124,7 @@ def describe(problem: Problem, picture: str | Path | None = None) -> Description
         if picture is not None:
             raise DataError(f"{problem.name}: its clients are drawn on demand, nothing to draw")
         return Description(problem.num_parameters, None, basic, None)
-    counts = None if data.rows.num_classes is None else data.label_counts()
+    counts = None if data.samples.num_classes is None else data.label_counts()
     sizes = data.partition.sizes
     summary = summarise(sizes, counts)
     path = None if picture is None else Path(picture)

@@ -1,7 +1,7 @@
-"""Who gets which rows: pure functions of (labels or groups, clients, seed).
+"""Who gets which samples: pure functions of (labels or groups, clients, seed).
 
-Every function returns a `Partition`: disjoint lists of row numbers, one a client, in random order
-within a client.  Unless its docstring says otherwise, every row belongs to a client.
+Every function returns a `Partition`: disjoint lists of sample numbers, one per client, in random
+order.  Unless its docstring says otherwise, every sample belongs to a client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Disjoint lists of row numbers: client i holds `indices[offsets[i] : offsets[i + 1]]`."""
+    """Disjoint lists of sample numbers: client i holds `indices[offsets[i] : offsets[i + 1]]`."""
 
     indices: Indices
     offsets: Indices
@@ -45,7 +45,7 @@ class Partition:
 
     @property
     def sizes(self) -> Indices:
-        """How many rows each client holds."""
+        """How many samples each client holds."""
         return np.diff(self.offsets)
 
     @property
@@ -76,12 +76,12 @@ class Partition:
             and len(np.unique(indices)) == len(indices)
         )
         if not sound:
-            raise DataError(f"{path}: is no partition (disjoint row numbers and rising offsets)")
+            raise DataError(f"{path}: is no partition (disjoint sample numbers and rising offsets)")
         return cls(indices, offsets)
 
 
 def iid(num_samples: int, clients: int, seed: Key) -> Partition:
-    """Random rows, as evenly as possible: sizes differ by at most one."""
+    """Random samples, as evenly as possible: sizes differ by at most one."""
     _check_enough("iid", num_samples, clients)
     order = _generator(seed, "iid").permutation(num_samples)
     return Partition(order, _even_offsets(num_samples, clients))
@@ -91,15 +91,15 @@ def iid(num_samples: int, clients: int, seed: Key) -> Partition:
 def shards(labels: ArrayLike, clients: int, seed: Key, *, per_client: Count = 2) -> Partition:
     """Sort by label, cut into per_client * clients shards, deal per_client shards to each client.
 
-    McMahan et al. (2017) and Gong et al.; shards differ in size by at most one row, so that any
-    number of clients works and no row is left over.
+    McMahan et al. (2017) and Gong et al.; shards differ in size by at most one sample, so that any
+    number of clients works and no sample is left over.
     """
     values = _labels("shards", labels, clients)
     count = per_client * clients
     if count > len(values):
         raise ParameterError(
-            f"shards: {clients} clients with {per_client} shards each need {count} rows, but there "
-            f"are {len(values)}"
+            f"shards: {clients} clients with {per_client} shards each need {count} samples, but "
+            f"there are {len(values)}"
         )
     order, generator = _label_sorted(values, seed, "shards")
     return _deal(order, count, np.full(clients, per_client), generator)
@@ -112,14 +112,14 @@ def dirichlet(
     """Divide each label among the clients in proportions drawn from Dirichlet(alpha).
 
     Small alpha: few labels a client; large alpha: iid.  A client below `min_size` receives random
-    rows of the client that is largest at that moment, so that this works whenever
-    clients * min_size rows exist.
+    samples of the client that is largest at that moment, so that this works whenever
+    clients * min_size samples exist.
     """
     values = _labels("dirichlet", labels, clients)
     if clients * min_size > len(values):
         raise ParameterError(
             f"dirichlet: {clients} clients with min_size {min_size} need {clients * min_size} "
-            f"rows, but there are {len(values)}"
+            f"samples, but there are {len(values)}"
         )
     order, generator = _label_sorted(values, seed, "dirichlet")
     owners = np.empty(len(values), np.int64)
@@ -140,9 +140,9 @@ def imbalanced(
 ) -> Partition:
     """Gong's imbalanced volumes: a member of group j holds j shards, the last group the rest.
 
-    The label-sorted rows are cut into `shards` shards; the clients form groups of `members`.  With
-    200 clients, 10,000 shards and groups of two, 99 groups take 9,900 shards and the two members
-    of the last group 50 each.
+    The label-sorted samples are cut into `shards` shards; the clients form groups of `members`.
+    With 200 clients, 10,000 shards and groups of two, 99 groups take 9,900 shards and the two
+    members of the last group 50 each.
     """
     values = _labels("imbalanced", labels, clients)
     if clients % members:
@@ -155,7 +155,8 @@ def imbalanced(
     if rest < members or shards > len(values):
         raise ParameterError(
             f"imbalanced: shards is {shards}, but {clients} clients in groups of {members} need "
-            f"at least {shards - rest + members} and {len(values)} rows allow at most {len(values)}"
+            f"at least {shards - rest + members} and {len(values)} samples allow at most "
+            f"{len(values)}"
         )
     counts[-members:] = rest // members
     counts[clients - rest % members :] += 1
@@ -167,12 +168,12 @@ def imbalanced(
 def lognormal(
     num_samples: int, clients: int, seed: Key, *, sigma: NotNegative = 1.0, min_size: Count = 1
 ) -> Partition:
-    """Random rows with client sizes proportional to LogNormal(0, sigma), each >= min_size."""
+    """Random samples with client sizes proportional to LogNormal(0, sigma), each >= min_size."""
     spare = num_samples - clients * min_size
     if spare < 0:
         raise ParameterError(
             f"lognormal: {clients} clients with min_size {min_size} need {clients * min_size} "
-            f"rows, but there are {num_samples}"
+            f"samples, but there are {num_samples}"
         )
     generator = _generator(seed, "lognormal")
     share = generator.lognormal(0.0, sigma, clients)
@@ -185,7 +186,7 @@ def lognormal(
 def natural(groups: ArrayLike, clients: int | None, seed: Key) -> Partition:
     """One client a group (writer, hospital, speaker), in the order of the group numbers.
 
-    With fewer clients than groups, a random choice of groups takes part and the other rows are
+    With fewer clients than groups, a random choice of groups takes part and the other samples are
     left out.
     """
     values = np.asarray(groups)
@@ -199,24 +200,24 @@ def natural(groups: ArrayLike, clients: int | None, seed: Key) -> Partition:
     generator = _generator(seed, "natural")
     chosen = np.sort(generator.choice(present, wanted, replace=False))
     position = np.searchsorted(chosen, values).clip(max=wanted - 1)
-    rows = np.flatnonzero(chosen[position] == values)
-    return _by_owner(rows, position[rows], wanted, generator)
+    samples = np.flatnonzero(chosen[position] == values)
+    return _by_owner(samples, position[samples], wanted, generator)
 
 
 def _generator(seed: Key, name: str) -> np.random.Generator:
     return numpy_generator(derive(seed, f"partition/{name}"))
 
 
-def _check_enough(name: str, rows: int, clients: int) -> None:
+def _check_enough(name: str, samples: int, clients: int) -> None:
     check(name, "clients", clients, Count)
-    if clients > rows:
-        raise ParameterError(f"{name}: clients is {clients}, but there are only {rows} rows")
+    if clients > samples:
+        raise ParameterError(f"{name}: clients is {clients}, but there are only {samples} samples")
 
 
 def _labels(name: str, labels: ArrayLike, clients: int) -> NDArray[np.int64]:
     values = np.asarray(labels)
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise DataError(f"{name}: labels must be one whole number a row")
+        raise DataError(f"{name}: labels must be one whole number a sample")
     _check_enough(name, len(values), clients)
     return values.astype(np.int64, copy=False)
 
@@ -224,14 +225,14 @@ def _labels(name: str, labels: ArrayLike, clients: int) -> NDArray[np.int64]:
 def _label_sorted(
     labels: NDArray[np.int64], seed: Key, name: str
 ) -> tuple[Indices, np.random.Generator]:
-    """Row numbers sorted by label, in random order within a label."""
+    """Sample numbers sorted by label, in random order within a label."""
     generator = _generator(seed, name)
     shuffled = generator.permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")], generator
 
 
-def _even_offsets(rows: int, parts: int) -> Indices:
-    return np.arange(parts + 1, dtype=np.int64) * rows // parts
+def _even_offsets(samples: int, parts: int) -> Indices:
+    return np.arange(parts + 1, dtype=np.int64) * samples // parts
 
 
 def _deal(
@@ -245,26 +246,26 @@ def _deal(
 
 
 def _by_owner(
-    rows: Indices, owners: Indices, clients: int, generator: np.random.Generator
+    samples: Indices, owners: Indices, clients: int, generator: np.random.Generator
 ) -> Partition:
-    """Collect the rows of each owner, in random order within an owner."""
-    shuffle = generator.permutation(len(rows))
+    """Collect the samples of each owner, in random order within an owner."""
+    shuffle = generator.permutation(len(samples))
     order = shuffle[np.argsort(owners[shuffle], kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=clients))])
-    return Partition(rows[order], offsets)
+    return Partition(samples[order], offsets)
 
 
 def _fill_up(owners: Indices, clients: int, least: int, generator: np.random.Generator) -> None:
-    """Move random rows from the largest clients until every client holds `least`."""
+    """Move random samples from the largest clients until every client holds `least`."""
     sizes = np.bincount(owners, minlength=clients)
     poor = np.flatnonzero(sizes < least)
     if not len(poor):
         return
     held = _by_owner(np.arange(len(owners)), owners, clients, generator)
-    rows_of = {c: held[c].tolist() for c in np.flatnonzero(sizes > least).tolist()}
-    rich = [(-len(rows), client) for client, rows in rows_of.items()]
+    samples_of = {c: held[c].tolist() for c in np.flatnonzero(sizes > least).tolist()}
+    rich = [(-len(samples), client) for client, samples in samples_of.items()]
     heapq.heapify(rich)
     for client in np.repeat(poor, least - sizes[poor]).tolist():
         negative_size, donor = heapq.heappop(rich)
-        owners[rows_of[donor].pop()] = client
+        owners[samples_of[donor].pop()] = client
         heapq.heappush(rich, (negative_size + 1, donor))

@@ -21,15 +21,14 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulate import first_vector, simulate
 from fedadmm.study import formatting
 from fedadmm.study.formatting import Table
+from fedadmm.study.statistics import stratified_interval
 
 MOST_SITES = 20
 """With more sites the table is left out: each is a model to train."""
-RESAMPLES = 2000
-"""Of the held-out rows, within each site."""
 
 
-class Worth(NamedTuple):
-    """What each way of training is worth on every site's held-out rows."""
+class SiteBenefit(NamedTuple):
+    """What each way of training is site_benefit on every site's held-out rows."""
 
     sites: list[str]
     sizes: list[int]
@@ -54,7 +53,7 @@ class Worth(NamedTuple):
         return self._asdict() | {"verdict": self.verdict}
 
     @classmethod
-    def read(cls, document: dict[str, Any]) -> Worth:
+    def read(cls, document: dict[str, Any]) -> SiteBenefit:
         """What `document` wrote."""
         return cls(**{name: document[name] for name in cls._fields})
 
@@ -77,11 +76,11 @@ class Worth(NamedTuple):
             f"{self.verdict}: {gain}{' points' if share else ' less error'} against each site alone"
             f" (95 % interval {low} to {high}, over the held-out rows)"
         )
-        title = f"Is federating worth it? {what.capitalize()} on each site's held-out rows"
+        title = f"Is federating site_benefit it? {what.capitalize()} on each site's held-out rows"
         return Table(title, ["site", "held-out rows", *self.scores], lines, note)
 
 
-def worth(run: Experiment, federated: Tensor) -> Worth | None:
+def site_benefit(run: Experiment, federated: Tensor) -> SiteBenefit | None:
     """Train every site alone and all together; None where sites hold nothing out, or are many."""
     problem = run.load_problem()
     tests: Any = problem.client_tests
@@ -99,13 +98,12 @@ def worth(run: Experiment, federated: Tensor) -> Worth | None:
     classes = not held[known[0]].targets.is_floating_point()
     gains = [a - b for a, b in zip(rows["federated"], rows["alone"], strict=True)]
     dice, sizes = numpy_generator(derive(run.seed, "worth")), [len(one) for one in gains]
-    sums = sum(one[dice.integers(len(one), size=(RESAMPLES, len(one)))].sum(1) for one in gains)
-    low, high = np.quantile(np.asarray(sums) / sum(sizes), [0.025, 0.975])
+    low, high = stratified_interval(gains, dice)
     sign = 1 if classes else -1
     scores = {how: [sign * float(one.mean()) for one in found] for how, found in rows.items()}
     gain = float(np.concatenate(gains).mean())
     sites = [names[site] for site in known]
-    return Worth(sites, sizes, scores, classes, gain, float(low), float(high))
+    return SiteBenefit(sites, sizes, scores, classes, gain, low, high)
 
 
 def _row_scores(held: Any, params: Tensor) -> NDArray[Any]:

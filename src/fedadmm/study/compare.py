@@ -26,14 +26,14 @@ from fedadmm.study import config
 from fedadmm.study.config import USUAL, resolve
 from fedadmm.study.methods import own_engine
 from fedadmm.study.run_dir import create, write_toml
-from fedadmm.study.runner import Watch, no_watch, run_study
+from fedadmm.study.runner import OnEvent, ignore_event, run_study
 from fedadmm.study.spec import (
     PLAN,
     Cell,
+    Override,
     Search,
-    Setting,
+    SearchPoint,
     Study,
-    Try,
     apply,
     check_distinct,
     check_reached,
@@ -41,13 +41,13 @@ from fedadmm.study.spec import (
     reach,
     table_of,
 )
-from fedadmm.study.study_result import Outcome, write_results
+from fedadmm.study.study_result import StudyResult, write_results
 
 Keys = Mapping[str, Any]
 
 
 @checked
-class MethodTable:
+class MethodConfig:
     """One method of a comparison: its label and the tables that differ from the run's.
 
     Args:
@@ -66,7 +66,7 @@ class MethodTable:
 
 
 @checked
-class SearchTable:
+class SearchConfig:
     """A search that every method gets: the same values, seed and rounds.
 
     Args:
@@ -89,12 +89,12 @@ class SearchTable:
 
 
 @checked
-class ComparisonKeys:
+class ComparisonConfig:
     """The keys that make a run's configuration a comparison."""
 
     seeds: Sequence[Natural] = (0,)
-    methods: Sequence[MethodTable] = ()
-    search: SearchTable | None = None
+    methods: Sequence[MethodConfig] = ()
+    search: SearchConfig | None = None
 
     def __post_init__(self) -> None:
         _not_empty(self, "seeds", self.seeds)
@@ -110,7 +110,7 @@ def _not_empty(owner: object, key: str, values: Sequence[Any]) -> None:
 def schema() -> Tree:
     """The JSON schema of configuration files: a run's keys with those of a comparison."""
     config.register()
-    run, keys = json_schema(Experiment, USUAL), json_schema(ComparisonKeys)
+    run, keys = json_schema(Experiment, USUAL), json_schema(ComparisonConfig)
     return run | {
         "title": "One run, and the keys that make it a comparison.",
         "properties": run["properties"] | keys["properties"],
@@ -119,7 +119,7 @@ def schema() -> Tree:
 
 
 def plan(
-    tree: Mapping[str, Any], algorithms: Sequence[str] = (), settings: Sequence[Setting] = ()
+    tree: Mapping[str, Any], algorithms: Sequence[str] = (), settings: Sequence[Override] = ()
 ) -> Study:
     """Check a comparison; `algorithms` picks methods by name, or adds them with their defaults.
 
@@ -132,9 +132,9 @@ def plan(
             config.assign(written, key, value)
     base = config.run_only(written)
     tables = {key: written[key] for key in config.COMPARISON_KEYS if key in written}
-    keys = from_config(ComparisonKeys, tables, title="a comparison")
+    keys = from_config(ComparisonConfig, tables, title="a comparison")
     check_distinct("seeds", keys.seeds)
-    chosen = (_picked(keys.methods, algorithms) if algorithms else keys.methods) or [MethodTable()]
+    chosen = (_picked(keys.methods, algorithms) if algorithms else keys.methods) or [MethodConfig()]
     for key, value in settings:
         if all(_keeps(entry, key) for entry in chosen):
             hint = "; choose methods with --algorithms" if key == _NAME else ""
@@ -155,7 +155,7 @@ def plan(
     return Study("comparison", cells, keys.seeds, search, plan=whole, reached=reached)
 
 
-def _complete(cells: Sequence[Cell], keys: ComparisonKeys) -> Tree:
+def _complete(cells: Sequence[Cell], keys: ComparisonConfig) -> Tree:
     """The comparison with every default of every method."""
     trees = [cell.run.tree for cell in cells]
     differing = [
@@ -179,31 +179,31 @@ def _is_own(key: str) -> bool:
     return key.partition(".")[0] in _OWN and key != _NAME
 
 
-def _keeps(entry: MethodTable, key: str) -> bool:
+def _keeps(entry: MethodConfig, key: str) -> bool:
     """A method keeps its name, and one without rounds the engine that it needs."""
     name = entry.algorithm.get("name")
     return (key == _NAME and name is not None) or (key == "engine.name" and bool(own_engine(name)))
 
 
-def _picked(methods: Sequence[MethodTable], names: Sequence[str]) -> list[MethodTable]:
+def _picked(methods: Sequence[MethodConfig], names: Sequence[str]) -> list[MethodConfig]:
     config.register()
     known = FAMILIES["algorithm"]
-    picked: list[MethodTable] = []
+    picked: list[MethodConfig] = []
     for name in names:
         found = [entry for entry in methods if name in (entry.label, entry.algorithm.get("name"))]
         if not found and name not in known and not is_external(name):
             raise ConfigError(f"--algorithms names {name!r}; {suggestion(name, known)}")
-        picked += found or [MethodTable(algorithm={"name": name})]
+        picked += found or [MethodConfig(algorithm={"name": name})]
     return picked
 
 
-def _tree(base: Tree, entry: MethodTable) -> Tree:
+def _tree(base: Tree, entry: MethodConfig) -> Tree:
     tables = {key: getattr(entry, key) for key in _OWN}
     tables["engine"] = {**own_engine(entry.algorithm.get("name")), **entry.engine}
     return deepcopy(config.merged(base, {key: value for key, value in tables.items() if value}))
 
 
-def _cells(trees: Sequence[Tree], entries: Sequence[MethodTable], tuned: bool) -> list[Cell]:
+def _cells(trees: Sequence[Tree], entries: Sequence[MethodConfig], tuned: bool) -> list[Cell]:
     runs: list[tuple[str, Experiment]] = []
     for tree, entry in zip(trees, entries, strict=True):
         own = entry.label or entry.algorithm.get("name")
@@ -221,7 +221,7 @@ def _cells(trees: Sequence[Tree], entries: Sequence[MethodTable], tuned: bool) -
 
 
 def _search(
-    wanted: SearchTable, seeds: Sequence[int], cells: Sequence[Cell], given: Mapping[str, Any]
+    wanted: SearchConfig, seeds: Sequence[int], cells: Sequence[Cell], given: Mapping[str, Any]
 ) -> Search:
     """Every method with every value, on the search's own seed."""
     key = wanted.key
@@ -240,7 +240,9 @@ def _search(
     also |= {} if first.target is None else {"target.end_run": True}
     names = folder_names(f"{cell.label} {value!r}" for cell in cells for value in wanted.values)
     tries = [
-        Try(cell.label, cell, {key: value}, also, f"search/{names[f'{cell.label} {value!r}']}")
+        SearchPoint(
+            cell.label, cell, {key: value}, also, f"search/{names[f'{cell.label} {value!r}']}"
+        )
         for cell in cells
         for value in wanted.values
     ]
@@ -274,8 +276,8 @@ def compare(
     *,
     resume: bool = False,
     processes: int = 1,
-    watch: Watch = no_watch,
-) -> Outcome:
+    watch: OnEvent = ignore_event,
+) -> StudyResult:
     """Search, run everything, and write results.json."""
     if (out / PLAN).is_file() and not resume:
         raise ConfigError(

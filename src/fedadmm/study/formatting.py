@@ -16,7 +16,7 @@ from fedadmm.study.run_dir import write_text
 
 if TYPE_CHECKING:
     from fedadmm.run.evaluation import Target
-    from fedadmm.study.results import Spread
+    from fedadmm.study.statistics import Spread
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps are done, and how many there are."""

@@ -21,7 +21,7 @@ from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import Count, Natural, checked
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
-from fedadmm.study.spec import Cell, Search, Study, Try
+from fedadmm.study.spec import Cell, Search, SearchPoint, Study
 
 Scale = Literal["smoke", "quick", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "quick", "full")
@@ -58,7 +58,7 @@ class Scales:
 
 
 @checked
-class Setting:
+class RecipeSetting:
     """One column of a table, or one panel of a figure.
 
     `config` holds tables below the method's, `assign` single keys above them, and `at` tables that
@@ -77,7 +77,7 @@ class Setting:
 
 
 @checked
-class Reading:
+class MethodVariant:
     """One row: a method in one reading of its paper.
 
     `search` names the keys that it tries values of, or gives its own values; without any it is not
@@ -101,7 +101,7 @@ class Reading:
 
 
 @checked
-class SearchTable:
+class RecipeSearch:
     """The values of every key that methods try, on a seed that is not reported.
 
     At smoke scale only the first value is tried, to exercise the search.  `budget` is how many
@@ -144,14 +144,14 @@ class Recipe:
     source: str
     measures: Sequence[Measure]
     base: Keys
-    settings: Sequence[Setting]
-    methods: Sequence[Reading]
+    settings: Sequence[RecipeSetting]
+    methods: Sequence[MethodVariant]
     metric: str = "test_accuracy"
     reference: str | None = None
     notes: str = ""
     seeds: Count = 3
     quick_seeds: Count = 3
-    search: SearchTable | None = None
+    search: RecipeSearch | None = None
     paper: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
     scales: Scales = Scales()
     assign: Scales = Scales()
@@ -170,7 +170,7 @@ class Recipe:
                 _check_search(self.search, method)
 
 
-def _check_search(wanted: SearchTable, method: Reading) -> None:
+def _check_search(wanted: RecipeSearch, method: MethodVariant) -> None:
     own = method.search if isinstance(method.search, Mapping) else wanted.values
     for key in method.search:
         if key not in own:
@@ -260,7 +260,7 @@ def study_of(
     study = Study("reproduction", list(cells.values()), about={k: getattr(recipe, k) for k in keys})
     if recipe.search is None or not searching:
         return study
-    tries: dict[tuple[str, str], list[Try]] = {}
+    tries: dict[tuple[str, str], list[SearchPoint]] = {}
     tuned: list[Cell] = []
     for name, (setting, method) in wanted.items():
         points = recipe.search.grid(method.search, scale)
@@ -273,14 +273,16 @@ def study_of(
         for place in places:
             rounds = min(recipe.search.rounds_at(scale) or place.run.rounds, place.run.rounds)
             also = {"seed": recipe.search.seed, "rounds": rounds}
-            tries[group, place.name] = [Try(group, place, values, also) for values in points]
+            tries[group, place.name] = [
+                SearchPoint(group, place, values, also) for values in points
+            ]
     rungs = recipe.search.halve_after if scale == "full" else ()
     about = {"values": recipe.search.values, "rounds": recipe.search.rounds_at(scale)}
     every = [one for some in tries.values() for one in some]
     return study._replace(cells=tuned, search=Search(recipe.search.seed, every, about, rungs))
 
 
-def _places(recipe: Recipe, setting: Setting, scale: str) -> list[Setting]:
+def _places(recipe: Recipe, setting: RecipeSetting, scale: str) -> list[RecipeSetting]:
     """The settings whose search decides for one: itself, or those where it is tuned."""
     if not setting.tuned_at:
         return [setting]
@@ -288,7 +290,7 @@ def _places(recipe: Recipe, setting: Setting, scale: str) -> list[Setting]:
     return [one for one in places if scale in one.scales] or places
 
 
-def _cell(recipe: Recipe, setting: Setting, method: Reading, scale: str) -> Cell:
+def _cell(recipe: Recipe, setting: RecipeSetting, method: MethodVariant, scale: str) -> Cell:
     layers = [
         recipe.base,
         setting.config,

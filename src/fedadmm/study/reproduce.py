@@ -12,15 +12,15 @@ from fedadmm.study import formatting, run_history
 from fedadmm.study.formatting import Table, markdown as as_text
 from fedadmm.study.recipes import READINGS, Measure
 from fedadmm.study.report import write_report
-from fedadmm.study.results import Spread, spread
 from fedadmm.study.run_dir import RecordedRun, write_text
-from fedadmm.study.runner import Chosen, Watch, no_watch, run_study
+from fedadmm.study.runner import Chosen, OnEvent, ignore_event, run_study
 from fedadmm.study.spec import Cell, Study
-from fedadmm.study.study_result import Outcome, write_results
+from fedadmm.study.statistics import Spread, spread
+from fedadmm.study.study_result import StudyResult, write_results
 
 NOTE = f"{formatting.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
 
-Row = Mapping[str, Any]
+RowDocument = Mapping[str, Any]
 """One method in one setting, as results.json has it."""
 
 
@@ -29,9 +29,9 @@ def reproduce(
     out: Path,
     *,
     processes: int = 1,
-    watch: Watch = no_watch,
+    watch: OnEvent = ignore_event,
     only_cached: bool = False,
-) -> Outcome:
+) -> StudyResult:
     """Run what is missing, and write results.json, results.md, their tables and a report.
 
     With `only_cached` nothing is run: what is there is drawn again.
@@ -69,7 +69,7 @@ def edges(tried: Sequence[Mapping[str, Any]], best: Chosen) -> list[dict[str, An
     return found
 
 
-def _rows(study: Study, found: Outcome) -> list[dict[str, Any]]:
+def _rows(study: Study, found: StudyResult) -> list[dict[str, Any]]:
     """A row for every cell, also for one that was not run."""
     about, seeds = study.about, study.seeds
     known = {(row["setting"], row["label"]): row for row in found.document["table"]}
@@ -99,7 +99,7 @@ def _rows(study: Study, found: Outcome) -> list[dict[str, Any]]:
     return rows
 
 
-def _not_run(cell: Cell) -> Row:
+def _not_run(cell: Cell) -> RowDocument:
     about = {"setting": cell.setting, "label": cell.label, "method": cell.label, "seeds": 0}
     return about | {"baseline": cell.baseline, "chosen": None, "diverged": 0, "reduction": None}
 
@@ -181,7 +181,7 @@ def reductions(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def reduction(row: Row, best: Row) -> str:
+def reduction(row: RowDocument, best: RowDocument) -> str:
     """One of them in words."""
     share = round(row["reduction"], 2)
     difference = (
@@ -195,7 +195,7 @@ def reduction(row: Row, best: Row) -> str:
 
 
 def side_by_side(
-    rows: Sequence[Row], measure: str, number: int = 0
+    rows: Sequence[RowDocument], measure: str, number: int = 0
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of a table: the paper, then one column for each reading that occurs.
 
@@ -203,7 +203,7 @@ def side_by_side(
     """
     readings = [r for r in READINGS if any(row["reading"] == r for row in rows)]
     papers = ["paper"] if number == 0 or measure == "speedup" else []
-    groups: dict[tuple[str, str], dict[str, Row]] = {}
+    groups: dict[tuple[str, str], dict[str, RowDocument]] = {}
     for row in rows:
         groups.setdefault((row["setting_title"], row["title"]), {})[row["reading"]] = row
     lines = []
@@ -217,7 +217,7 @@ def side_by_side(
     return ["setting", "method", *papers, *readings], lines
 
 
-def shown(measure: str, row: Row) -> str:
+def shown(measure: str, row: RowDocument) -> str:
     """A measure as people read it: mean and deviation over the seeds, or what is missing."""
     if not row["seeds"]:
         return "not run"

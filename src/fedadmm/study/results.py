@@ -7,7 +7,6 @@ out of every mean, and its row says how many did.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,55 +19,11 @@ from fedadmm.study import formatting, run_history
 from fedadmm.study.formatting import Table
 from fedadmm.study.run_dir import RecordedRun
 from fedadmm.study.spec import shown_value
-
-CONFIDENCE = 0.95
-"""Of the interval around a difference."""
+from fedadmm.study.statistics import Difference, Spread, difference, spread
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Some seeds' values: mean, standard deviation (n - 1), range, and how many of how many."""
-
-    mean: float | None
-    std: float | None
-    min: float | None
-    max: float | None
-    count: int
-    of: int
-
-    @property
-    def complete(self) -> bool:
-        """Whether every seed has a value, so that no mean hides a failure."""
-        return 0 < self.count == self.of
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The compared metric minus the best baseline's on the same seed, with its interval."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    """A paired t interval of 95 %; none for a single seed.  Where seeds choose other held-out rows
-    of the same table it is corrected for the training rows that they share (Nadeau and Bengio,
-    2003)."""
-    seeds: int
-
-    @property
-    def constant(self) -> bool:
-        """Whether all seeds gave the same difference, so that they say nothing about chance."""
-        return self.low is not None and self.low == self.high
-
-    @property
-    def beyond_chance(self) -> bool:
-        """Whether the interval leaves zero out."""
-        if self.low is None or self.high is None or self.constant:
-            return False
-        return not self.low <= 0 <= self.high
-
-
-@dataclass(frozen=True)
-class Row:
+class MethodSummary:
     """One label."""
 
     label: str
@@ -97,8 +52,8 @@ class Row:
 class Lead(NamedTuple):
     """The best row, the next, and how far it is ahead on the same seeds."""
 
-    best: Row
-    second: Row
+    best: MethodSummary
+    second: MethodSummary
     gap: Difference
     by_rounds: bool
     """In rounds to the target; otherwise in the compared metric, as where fewer than two rows reach
@@ -111,10 +66,10 @@ class Results(NamedTuple):
     target: Target | None
     metric: str | None
     """The metric to tell the labels apart by."""
-    baseline: Row | None
+    baseline: MethodSummary | None
     """The baseline that needs the fewest rounds, of those that every seed brings to the target;
     without any, the one whose metric is best."""
-    rows: list[Row]
+    rows: list[MethodSummary]
     lead: Lead | None = None
 
     @property
@@ -123,23 +78,13 @@ class Results(NamedTuple):
         found = run_history.over_clients([name for row in self.rows for name in row.final])
         return found.get(self.metric or "") or next(iter(found.values()), [])
 
-    def fastest_first(self) -> list[Row]:
+    def fastest_first(self) -> list[MethodSummary]:
         """With a target the rows by rounds, after those that more of their seeds brought to it."""
 
-        def rank(row: Row) -> tuple[float, float]:
+        def rank(row: MethodSummary) -> tuple[float, float]:
             return 1 - row.reached / row.seeds, row.rounds.mean or math.inf
 
         return sorted(self.rows, key=rank) if self.target is not None else self.rows
-
-
-def spread(values: Sequence[float | None]) -> Spread:
-    """The spread of the values that are there; None means a seed without one."""
-    known = [float(value) for value in values if value is not None]
-    if not known:
-        return Spread(None, None, None, None, 0, len(values))
-    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
-    mean = statistics.fmean(known)
-    return Spread(mean, deviation, min(known), max(known), len(known), len(values))
 
 
 def results(runs: Sequence[RecordedRun], target: Target | None) -> Results:
@@ -150,14 +95,17 @@ def results(runs: Sequence[RecordedRun], target: Target | None) -> Results:
     best = _best_baseline(rows, target, metric)
     if best is not None:
         finals = {run.seed: run.final.get(metric or "") for run in runs if run.label == best.label}
-        groups, shared = by_label(runs), shared_rows(runs)
+        groups, shared = by_label(runs), train_test_overlap(runs)
         rows = [_against(row, best, groups[row.label], finals, metric, shared) for row in rows]
         best = next(row for row in rows if row.label == best.label)
     return Results(target, metric, best, rows, _lead(rows, runs, target, metric))
 
 
 def _lead(
-    rows: Sequence[Row], runs: Sequence[RecordedRun], target: Target | None, metric: str | None
+    rows: Sequence[MethodSummary],
+    runs: Sequence[RecordedRun],
+    target: Target | None,
+    metric: str | None,
 ) -> Lead | None:
     """How far the best row is ahead of the next; of equally quick ones the one that sent less."""
     there = [row for row in rows if target is not None and row.rounds.complete]
@@ -175,18 +123,18 @@ def _lead(
     own, other = ({run.seed: run for run in by_label(runs)[row.label]} for row in ranked[:2])
     pairs = [(value(own[seed]), value(other[seed])) for seed in own if seed in other]
     values = [a - b for a, b in pairs if a is not None and b is not None]
-    gap = difference(values, shared_rows(runs))
+    gap = difference(values, train_test_overlap(runs))
     return None if gap is None else Lead(ranked[0], ranked[1], gap, by_rounds)
 
 
-def _by_metric(rows: Sequence[Row], metric: str | None) -> list[Row]:
+def _by_metric(rows: Sequence[MethodSummary], metric: str | None) -> list[MethodSummary]:
     """The rows without a diverged seed, the best final value first."""
     sign = -1 if metric is not None and run_history.metric(metric).up else 1
     measured = [row for row in rows if metric in row.final and not row.diverged]
     return sorted(measured, key=lambda row: sign * (row.final[metric or ""].mean or 0))
 
 
-def shared_rows(runs: Sequence[RecordedRun]) -> float:
+def train_test_overlap(runs: Sequence[RecordedRun]) -> float:
     """Held-out rows per training row, where each seed chooses its own from one table; else 0."""
     problem = runs[0].config.get("problem")
     if not isinstance(problem, Mapping) or problem.get("partition_seed") != "none":
@@ -203,9 +151,9 @@ def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     return groups
 
 
-def _row(label: str, runs: Sequence[RecordedRun], names: Sequence[str]) -> Row:
+def _row(label: str, runs: Sequence[RecordedRun], names: Sequence[str]) -> MethodSummary:
     finals = {name: spread([final_value(run, name) for run in runs]) for name in names}
-    return Row(
+    return MethodSummary(
         label=label,
         method=runs[0].method,
         algorithm=runs[0].algorithm,
@@ -224,7 +172,9 @@ def final_value(run: RecordedRun, name: str) -> float | None:
     return None if run.diverged else as_number(run.final.get(name))
 
 
-def _best_baseline(rows: Sequence[Row], target: Target | None, metric: str | None) -> Row | None:
+def _best_baseline(
+    rows: Sequence[MethodSummary], target: Target | None, metric: str | None
+) -> MethodSummary | None:
     own = [row for row in rows if row.baseline]
     there = [row for row in own if target is not None and row.rounds.complete]
     if there:
@@ -233,13 +183,13 @@ def _best_baseline(rows: Sequence[Row], target: Target | None, metric: str | Non
 
 
 def _against(
-    row: Row,
-    best: Row,
+    row: MethodSummary,
+    best: MethodSummary,
     runs: Sequence[RecordedRun],
     finals: Mapping[int | None, Any],
     metric: str | None,
     shared: float,
-) -> Row:
+) -> MethodSummary:
     both = row.rounds.complete and best.rounds.complete
     if both and row.rounds.mean is not None and best.rounds.mean is not None:
         row = replace(row, reduction=1 - row.rounds.mean / best.rounds.mean)
@@ -252,20 +202,6 @@ def _against(
         and (other := finals.get(run.seed)) is not None
     ]
     return replace(row, difference=difference([own - other for own, other in pairs], shared))
-
-
-def difference(values: Sequence[float], shared: float = 0.0) -> Difference | None:
-    """The mean of paired differences, with its t interval; `shared` as `shared_rows` has it."""
-    if not values:
-        return None
-    mean, count = statistics.fmean(values), len(values)
-    if count == 1:
-        return Difference(mean, None, None, 1)
-    from scipy.special import stdtrit  # Student's quantile; scipy.stats takes half a second
-
-    quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-    half = quantile * statistics.stdev(values) * math.sqrt(1 / count + shared)
-    return Difference(mean, mean - half, mean + half, count)
 
 
 def row_documents(found: Results, chosen: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -343,22 +279,22 @@ def dropped(search: Mapping[str, Any]) -> Iterator[str]:
             yield f"the search dropped after {rounds} rounds: {some}"
 
 
-def final(row: Row, name: str) -> str:
+def final(row: MethodSummary, name: str) -> str:
     """A row's final values of a metric in words."""
     return formatting.spread(spread_of(row, name), run_history.metric(name).share)
 
 
-def spread_of(row: Row, metric: str | None) -> Spread:
+def spread_of(row: MethodSummary, metric: str | None) -> Spread:
     """A row's final values of a metric; none when it was not measured."""
     return row.final.get(metric or "", spread([None] * row.seeds))
 
 
-def failures(row: Row) -> str:
+def failures(row: MethodSummary) -> str:
     """What a row must say about its seeds that ended in nonsense."""
     return f"{row.diverged} of {row.seeds} diverged" if row.diverged else ""
 
 
-def reached(found: Results, row: Row) -> str:
+def reached(found: Results, row: MethodSummary) -> str:
     """Rounds to the target in words: how many, or that some or all seeds missed it."""
     if found.target is None:
         return formatting.NOTHING
@@ -426,7 +362,7 @@ def _in_short(found: Results) -> str | None:
     )
 
 
-def _fedavg(found: Results) -> list[Row]:
+def _fedavg(found: Results) -> list[MethodSummary]:
     return [row for row in found.rows if row.algorithm == "fedavg" and row.rounds.complete]
 
 
@@ -455,7 +391,7 @@ def _signed(value: float, share: bool) -> str:
     return (f"{100 * value:+.1f}" if share else f"{value:+.3g}").replace("-", "−")
 
 
-def compared(found: Results, row: Row) -> str:
+def compared(found: Results, row: MethodSummary) -> str:
     """The difference of the compared metric to the best baseline's, with its interval."""
     if row.difference is None or found.metric is None:
         return formatting.NOTHING

@@ -262,13 +262,13 @@ def partition_of(problem: Problem) -> Mapping[str, Any] | None:
         "total_size": sum(sizes),
         "weights": "equal" if problem.weights is None else "rows",
     }
-    if data.rows.preparation is not None:
-        shown["preparation"] = data.rows.preparation
-    if data.rows.num_classes is None:
+    if data.samples.preparation is not None:
+        shown["preparation"] = data.samples.preparation
+    if data.samples.num_classes is None:
         return shown
     counts = data.label_counts()
     return shown | {
-        "labels": list(data.rows.class_names or range(len(counts))),
+        "labels": list(data.samples.class_names or range(len(counts))),
         "counts": counts.T[:MOST_CLIENTS].tolist(),
         "total_counts": counts.sum(axis=1).tolist(),
     }

@@ -31,14 +31,14 @@ from fedadmm.run.record import Record
 from fedadmm.study import run_history
 from fedadmm.study.run_dir import SUMMARY, RecordedRun, RunDir, create, read_run
 from fedadmm.study.single_run import run_recorded
-from fedadmm.study.spec import Cell, Search, Study, Try
-from fedadmm.study.study_result import Outcome, outcome
+from fedadmm.study.spec import Cell, Search, SearchPoint, Study
+from fedadmm.study.study_result import StudyResult, collect_result
 
 _PATIENCE = 30.0
 """Seconds that a worker has to leave its checkpoint."""
 
 
-class Job(NamedTuple):
+class PlannedRun(NamedTuple):
     """One run, as it travels to a worker; one that was begun goes on."""
 
     label: str
@@ -46,7 +46,7 @@ class Job(NamedTuple):
     directory: Path
 
 
-class Began(NamedTuple):
+class RunStarted(NamedTuple):
     """A run began."""
 
     job: int
@@ -54,30 +54,30 @@ class Began(NamedTuple):
     rounds: int
 
 
-class Recorded(NamedTuple):
+class RoundRecorded(NamedTuple):
     """A round of a run is done."""
 
     job: int
     record: Record
 
 
-class Ended(NamedTuple):
+class RunEnded(NamedTuple):
     """A run ended."""
 
     job: int
 
 
-Event = Began | Recorded | Ended
+RunEvent = RunStarted | RoundRecorded | RunEnded
 """What a watcher of several runs learns."""
 
-Watch = Callable[[Event], None]
+OnEvent = Callable[[RunEvent], None]
 
 
-def no_watch(event: Event) -> None:
+def ignore_event(event: RunEvent) -> None:
     """Ignore every event."""
 
 
-Row = dict[str, Any]
+TrialRecord = dict[str, Any]
 """How one point of a search did, as results.json has it."""
 
 Chosen = dict[str, dict[str, Any]]
@@ -90,9 +90,9 @@ def run_study(
     *,
     fresh: bool = False,
     processes: int = 1,
-    watch: Watch = no_watch,
+    watch: OnEvent = ignore_event,
     only_cached: bool = False,
-) -> Outcome:
+) -> StudyResult:
     """Search, then run every cell with every seed.
 
     `fresh` forgets the runs that are there; with `only_cached` nothing is run.
@@ -111,7 +111,7 @@ def run_study(
     wanted = [(cell, seed) for cell in cells for seed in seeds]
     runs = _complete(wanted, out, processes, watch, only_cached, fresh)
     there = [(cell, run) for (cell, _), run in zip(wanted, runs, strict=True) if run is not None]
-    return outcome(study, there, out, tried, best)
+    return collect_result(study, there, out, tried, best)
 
 
 Wanted = Sequence[tuple[Cell, int | None]]
@@ -119,16 +119,21 @@ Wanted = Sequence[tuple[Cell, int | None]]
 
 
 def _complete(
-    wanted: Wanted, out: Path, processes: int, watch: Watch, only_cached: bool, fresh: bool = False
+    wanted: Wanted,
+    out: Path,
+    processes: int,
+    watch: OnEvent,
+    only_cached: bool,
+    fresh: bool = False,
 ) -> list[RecordedRun | None]:
     """The runs of these cells, as each reads it; cells that share a folder are run once."""
     jobs = []
     for cell, seed in wanted:
         named = cell.name if seed is None or cell.folder else f"{cell.name} seed {seed}"
         run = cell.run if seed is None else cell.run.with_seed(seed)
-        jobs.append(Job(named, run, cell.directory(out, seed)))
+        jobs.append(PlannedRun(named, run, cell.directory(out, seed)))
     found: dict[Path, RecordedRun] = {}
-    missing: dict[Path, Job] = {}
+    missing: dict[Path, PlannedRun] = {}
     for (cell, _), job in zip(wanted, jobs, strict=True):
         if job.directory in found or job.directory in missing:
             continue
@@ -143,7 +148,7 @@ def _complete(
     if not only_cached:
         for root in {job.directory.parent for job in jobs}:
             create(root)
-        found |= zip(missing, run_jobs(list(missing.values()), processes, watch), strict=True)
+        found |= zip(missing, run_planned(list(missing.values()), processes, watch), strict=True)
     runs = [found.get(job.directory) for job in jobs]
     return [
         run.judged(cell.label, cell.target, cell.baseline) if run is not None else None
@@ -152,14 +157,14 @@ def _complete(
 
 
 def _search(
-    search: Search, out: Path, processes: int, watch: Watch, only_cached: bool
-) -> list[Row]:
+    search: Search, out: Path, processes: int, watch: OnEvent, only_cached: bool
+) -> list[TrialRecord]:
     """How every point did, in the order of the points; a label with a missing run is left out.
 
     With `halve_after` this is successive halving: after each of these rounds the better half of a
     label's values goes on from its checkpoints.  A run that met its target or diverged is over.
     """
-    rows: dict[int, Row] = {}
+    rows: dict[int, TrialRecord] = {}
     going = dict(enumerate(point.cell for point in search.tries))
     begun: dict[int, Path] = {}
     for rounds in (*sorted(search.halve_after), math.inf):
@@ -196,7 +201,7 @@ def _begin_from(shorter: Path, folder: Path) -> None:
             copy.rename(folder)
 
 
-def _standing(point: Try, cell: Cell, run: RecordedRun) -> Row:
+def _standing(point: SearchPoint, cell: Cell, run: RecordedRun) -> TrialRecord:
     """What a search needs to know about one of its runs."""
     target = cell.target
     metric = run_history.primary(list(run.final), target) or "loss"
@@ -217,7 +222,7 @@ def _standing(point: Try, cell: Cell, run: RecordedRun) -> Row:
     }
 
 
-def choose(tried: Sequence[Row]) -> Chosen:
+def choose(tried: Sequence[TrialRecord]) -> Chosen:
     """The best values for each label; of equals, those that were tried first.
 
     Values that a label tried in several places are judged by all of them.
@@ -229,24 +234,24 @@ def choose(tried: Sequence[Row]) -> Chosen:
     return chosen
 
 
-def _by_label(tried: Iterable[Row]) -> dict[str, list[Row]]:
+def _by_label(tried: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
     """The points of each label that were not dropped."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[TrialRecord]] = {}
     for row in tried:
         if row.get("dropped_after") is None:
             found.setdefault(row["label"], []).append(row)
     return found
 
 
-def _ranked(rows: Sequence[Row]) -> list[list[Row]]:
+def _ranked(rows: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
     """The points of a label by their values, the best first."""
-    values: dict[str, list[Row]] = {}
+    values: dict[str, list[TrialRecord]] = {}
     for row in rows:
         values.setdefault(json.dumps(row["value"]), []).append(row)
     return sorted(values.values(), key=_rank)
 
 
-def _rank(rows: Sequence[Row]) -> tuple[int, int, float, float]:
+def _rank(rows: Sequence[TrialRecord]) -> tuple[int, int, float, float]:
     """Fewest diverged, fewest that missed the target, then geometrically fewest rounds."""
     rounds = [row["rounds_to_target"] for row in rows]
     return (
@@ -260,7 +265,9 @@ def _rank(rows: Sequence[Row]) -> tuple[int, int, float, float]:
     )
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = no_watch) -> list[RecordedRun]:
+def run_planned(
+    jobs: Sequence[PlannedRun], processes: int, watch: OnEvent = ignore_event
+) -> list[RecordedRun]:
     """Run all jobs and return them in order; the first refusal ends everything.
 
     A worker gets one job at a time through its pipe and sends back records and the whole run.  It
@@ -275,11 +282,11 @@ def run_jobs(jobs: Sequence[Job], processes: int, watch: Watch = no_watch) -> li
     for index, job in enumerate(jobs):
 
         def report(record: Record, index: int = index) -> None:
-            watch(Recorded(index, record))
+            watch(RoundRecorded(index, record))
 
-        watch(Began(index, job.label, job.run.rounds))
+        watch(RunStarted(index, job.label, job.run.rounds))
         found.append(execute(job, report))
-        watch(Ended(index))
+        watch(RunEnded(index))
     return found
 
 
@@ -287,7 +294,7 @@ _latest: dict[str, Problem] = {}
 """The problem of the last job, by the tables that describe it."""
 
 
-def execute(job: Job, report: Callable[[Record], None]) -> RecordedRun:
+def execute(job: PlannedRun, report: Callable[[Record], None]) -> RecordedRun:
     """Run one job in this process; jobs on the same problem share it."""
     table = job.run.tree["problem"]
     split = job.run.seed if table.get("partition_seed") == "none" else None
@@ -346,7 +353,9 @@ def _workers(count: int) -> Iterator[list[_Worker]]:
                 worker.close()
 
 
-def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> list[RecordedRun]:
+def _distribute(
+    jobs: Sequence[PlannedRun], workers: list[_Worker], watch: OnEvent
+) -> list[RecordedRun]:
     waiting = list(enumerate(jobs))[::-1]
     ended: dict[int, RecordedRun] = {}
 
@@ -355,7 +364,7 @@ def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> li
         if waiting:
             worker.job, job = waiting.pop()
             worker.pipe.send(job)
-            watch(Began(worker.job, job.label, job.run.rounds))
+            watch(RunStarted(worker.job, job.label, job.run.rounds))
 
     for worker in workers:
         supply(worker)
@@ -367,15 +376,15 @@ def _distribute(jobs: Sequence[Job], workers: list[_Worker], watch: Watch) -> li
             assert index is not None
             kind, content = _receive(worker, jobs[index])
             if kind == "record":
-                watch(Recorded(index, content))
+                watch(RoundRecorded(index, content))
             else:
                 ended[index] = content
-                watch(Ended(index))
+                watch(RunEnded(index))
                 supply(worker)
     return [ended[index] for index in range(len(jobs))]
 
 
-def _receive(worker: _Worker, job: Job) -> tuple[str, Any]:
+def _receive(worker: _Worker, job: PlannedRun) -> tuple[str, Any]:
     """The worker's next message; a failure of the run is raised here."""
     try:
         kind, content = worker.pipe.recv()

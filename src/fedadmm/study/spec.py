@@ -81,7 +81,7 @@ class Cell(NamedTuple):
         return out / (self.folder if seed is None else f"{self.folder}-seed{seed}")
 
 
-class Try(NamedTuple):
+class SearchPoint(NamedTuple):
     """One point of a search."""
 
     tuned: str
@@ -106,7 +106,7 @@ class Search(NamedTuple):
     """What is tried on a seed of its own before the study's runs."""
 
     seed: int
-    tries: Sequence[Try]
+    tries: Sequence[SearchPoint]
     about: Mapping[str, Any] = {}
     """What the results say of it besides."""
     halve_after: Sequence[int] = ()
@@ -187,7 +187,7 @@ def shown_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-Setting = tuple[str, Any]
+Override = tuple[str, Any]
 """A dotted key and the value that it gets by hand, over several runs.
 
 It goes to every run that has the key: methods of a comparison and cells of a sweep differ in their
@@ -208,7 +208,7 @@ def part_in(tree: Tree, key: str) -> str:
     return str(found["name"])
 
 
-def apply(tree: Tree, settings: Sequence[Setting]) -> list[Setting]:
+def apply(tree: Tree, settings: Sequence[Override]) -> list[Override]:
     """Set what this run has the keys for, in order; what was set."""
     applied = []
     for key, value in settings:
@@ -219,8 +219,8 @@ def apply(tree: Tree, settings: Sequence[Setting]) -> list[Setting]:
 
 
 def below(
-    tree: Tree, settings: Sequence[Setting], varied: Iterable[str]
-) -> tuple[Tree, list[Setting]]:
+    tree: Tree, settings: Sequence[Override], varied: Iterable[str]
+) -> tuple[Tree, list[Override]]:
     """The configuration below the varied keys, and the settings that `apply` puts over them.
 
     Names come first, because another name starts its table afresh.
@@ -242,7 +242,7 @@ def below(
 
 
 def check_reached(
-    settings: Sequence[Setting], trees: Sequence[Tree], runs: Sequence[Sequence[Setting]]
+    settings: Sequence[Override], trees: Sequence[Tree], runs: Sequence[Sequence[Override]]
 ) -> None:
     """Refuse a setting that none of these runs took; `trees` are the runs without it."""
     for setting in settings:
@@ -250,7 +250,7 @@ def check_reached(
             raise _refused(*setting, trees)
 
 
-def reach(setting: Setting, names: Sequence[str], runs: Sequence[Sequence[Setting]]) -> str:
+def reach(setting: Override, names: Sequence[str], runs: Sequence[Sequence[Override]]) -> str:
     """Which of the runs of these names took a setting, in one line."""
     took = [setting in applied for applied in runs]
     sides = [

@@ -20,7 +20,7 @@ from fedadmm.study.spec import RESULTS, Cell, Study, setting_of, short_keys
 
 
 @dataclass(frozen=True)
-class Partition:
+class PartitionSummary:
     """How many rows of each label each client holds; of many clients only the first are listed."""
 
     clients: int
@@ -34,7 +34,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyResult:
     """A study's folder, what its results.json says, and its runs in the order of that document.
 
     A single run is a study of kind "run", which has no such file.
@@ -44,12 +44,12 @@ class Outcome:
     document: dict[str, Any]
     runs: list[RecordedRun]
 
-    def of(self, key: str, value: Any) -> Outcome:
+    def of(self, key: str, value: Any) -> StudyResult:
         """The part of it whose runs have this value of a key."""
         pairs = zip(self.document["runs"], self.runs, strict=True)
         some = [(row, run) for row, run in pairs if row[key] == value]
         document = self.document | {"runs": [row for row, _ in some]}
-        return Outcome(self.directory, document, [run for _, run in some])
+        return StudyResult(self.directory, document, [run for _, run in some])
 
     @property
     def comparison(self) -> bool:
@@ -95,7 +95,7 @@ class Outcome:
         return results(self.runs, self.target)
 
     @cached_property
-    def partition(self) -> Partition | None:
+    def partition(self) -> PartitionSummary | None:
         """That of the first run which has one."""
         folders = [self.directory, *(run.directory for run in self.runs)]
         value = next(filter(None, (RunDir(folder).partition() for folder in folders)), None)
@@ -104,7 +104,7 @@ class Outcome:
         counts = value.get("counts") or []
         sizes = value.get("sizes") or [sum(row) for row in counts]
         names = [str(name) for name in value.get("names") or []]
-        return Partition(
+        return PartitionSummary(
             clients=int(value.get("clients", len(sizes))),
             sizes=sizes,
             names=[] if all(name.isdecimal() for name in names) else names,
@@ -114,13 +114,13 @@ class Outcome:
         )
 
 
-def outcome(
+def collect_result(
     study: Study,
     found: Sequence[tuple[Cell, RecordedRun]],
     out: Path,
     tried: Sequence[Mapping[str, Any]] = (),
     chosen: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Outcome:
+) -> StudyResult:
     """What a study came to: its runs, what a search tried, and what that chose for each cell."""
     chosen = chosen or {}
     table = []
@@ -149,7 +149,7 @@ def outcome(
         "table": table,
         "runs": [_run_document(cell, run, out) for cell, run in found],
     }
-    return Outcome(out, plain(document), [run for _, run in found])
+    return StudyResult(out, plain(document), [run for _, run in found])
 
 
 def _shared(values: Sequence[Any]) -> Any:
@@ -176,7 +176,7 @@ def _run_document(cell: Cell, run: RecordedRun, out: Path) -> dict[str, Any]:
     }
 
 
-def write_results(found: Outcome) -> None:
+def write_results(found: StudyResult) -> None:
     """Write results.json."""
     write_json(found.directory / RESULTS, found.document)
 
@@ -195,7 +195,7 @@ def _understood(path: Path) -> dict[str, Any]:
     return document
 
 
-def read_outcome(directory: Path) -> Outcome:
+def read_study(directory: Path) -> StudyResult:
     """A run, or a study with every run of it that can be read, while it may still go on."""
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory")
@@ -208,7 +208,7 @@ def read_outcome(directory: Path) -> Outcome:
             )
             for row in known
         ]
-        return Outcome(directory, document | {"runs": known}, runs)
+        return StudyResult(directory, document | {"runs": known}, runs)
     comparison = (directory / "runs").is_dir()
     if not comparison and not RunDir(directory).can_be_drawn:
         raise DataError(
@@ -221,14 +221,14 @@ def read_outcome(directory: Path) -> Outcome:
     given = next(filter(None, (RunDir(folder).summary().get("target") for folder in folders)), None)
     kind = "comparison" if comparison else "run"
     runs = [read_run(folder, target_of(given)) for folder in folders]
-    return Outcome(directory, {"kind": kind, "target": given, "runs": []}, runs)
+    return StudyResult(directory, {"kind": kind, "target": given, "runs": []}, runs)
 
 
 def _runs_below(directory: Path) -> list[Path]:
     return [one for one in sorted((directory / "runs").glob("*")) if RunDir(one).can_be_drawn]
 
 
-def drawn(found: Outcome) -> Outcome:
+def drawn(found: StudyResult) -> StudyResult:
     """What a page shows of it: of a comparison also its new runs."""
     document, runs = found.document, list(found.runs)
     if document["kind"] == "comparison":  # it may go on, with runs that are not named yet
@@ -237,7 +237,7 @@ def drawn(found: Outcome) -> Outcome:
         runs += [read_run(folder, found.target) for folder in new]
     if not runs:
         raise DataError(f"{found.directory}: the study holds no run yet")
-    return Outcome(found.directory, document, runs)
+    return StudyResult(found.directory, document, runs)
 
 
 def target_of(found: Mapping[str, Any] | None) -> Target | None:

@@ -12,10 +12,10 @@ from fedadmm.core.config_tree import Tree
 from fedadmm.core.errors import ConfigError
 from fedadmm.study import config, formatting
 from fedadmm.study.config import resolve, toml_tables
-from fedadmm.study.runner import Watch, no_watch, run_study
+from fedadmm.study.runner import OnEvent, ignore_event, run_study
 from fedadmm.study.spec import (
     Cell,
-    Setting,
+    Override,
     Study,
     apply,
     below,
@@ -26,7 +26,7 @@ from fedadmm.study.spec import (
     setting_of,
     shown_value,
 )
-from fedadmm.study.study_result import Outcome, runs_table, write_results
+from fedadmm.study.study_result import StudyResult, runs_table, write_results
 
 MOST_CELLS = 10_000
 
@@ -53,7 +53,7 @@ def axis(text: str, option: str) -> Axis:
 
 
 def plan(
-    tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis], settings: Sequence[Setting] = ()
+    tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis], settings: Sequence[Override] = ()
 ) -> Study:
     """Every cell's complete configuration; all are checked before any is run.
 
@@ -83,8 +83,8 @@ def plan(
 
 
 def cell_of(
-    tree: Tree, values: dict[str, Any], settings: Sequence[Setting] = ()
-) -> tuple[Cell, list[Setting]]:
+    tree: Tree, values: dict[str, Any], settings: Sequence[Override] = ()
+) -> tuple[Cell, list[Override]]:
     """The cell that a configuration makes with some keys varied, and what else was set there."""
     made = deepcopy(tree)
     for key, value in values.items():
@@ -101,8 +101,13 @@ def cell_of(
 
 
 def sweep(
-    study: Study, out: Path, *, fresh: bool = False, processes: int = 1, watch: Watch = no_watch
-) -> Outcome:
+    study: Study,
+    out: Path,
+    *,
+    fresh: bool = False,
+    processes: int = 1,
+    watch: OnEvent = ignore_event,
+) -> StudyResult:
     """Run every cell that is not finished, and write results.json and its table."""
     found = run_study(study, out, fresh=fresh, processes=processes, watch=watch)
     write_results(found)

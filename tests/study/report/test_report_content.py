@@ -21,7 +21,7 @@ from fedadmm.study.report.figures import MOST_POINTS, lines
 from fedadmm.study.report.panels import sections
 from fedadmm.study.report.summaries import configuration, search_table
 from fedadmm.study.run_dir import RunDir
-from fedadmm.study.study_result import Outcome
+from fedadmm.study.study_result import StudyResult
 from support.commands import read_content as read
 from support.records import made
 from support.runs import TARGET
@@ -271,11 +271,11 @@ def test_search_shows_every_candidate_and_marks_the_choice() -> None:
         "tried": tried,
         "chosen": {"FedAvg": {"value": {"local.solver.lr": 0.1}}},
     }
-    found = search_table(Outcome(Path(), {"search": search}, []))
+    found = search_table(StudyResult(Path(), {"search": search}, []))
     assert found is not None
     assert found.headings == ["method", "0.03", "0.1"]
     assert found.lines == [["FedAvg", "50.0 %", "75.0 % ✓"]]
-    assert search_table(Outcome(Path(), {"search": None}, [])) is None
+    assert search_table(StudyResult(Path(), {"search": None}, [])) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a named problem is, and how rows become one: split, model, loss, weights, evaluation."""
+"""What a named problem is, and how samples become one: split, model, loss, weights, evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedadmm.core.problem import Buffers, Evaluator, EvaluatorInParts, Lazy, Met
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.validation import check
 from fedadmm.data import models, partitions
-from fedadmm.data.dataset import Dataset, FederatedData, Prepare, Rows, TrainTest, align
+from fedadmm.data.dataset import Dataset, FederatedData, Prepare, Samples, TrainTest, align
 from fedadmm.data.download import SOURCES
 from fedadmm.data.partitions import Partition
 
@@ -39,13 +39,13 @@ from fedadmm.data.partitions import Partition
 class Sites:
     """What a deployment needs of a problem whose clients hold one file each.
 
-    The server holds no file: it knows only the width of the rows.
+    The server holds no file: it knows only the width of the samples.
     """
 
     names: tuple[str, ...]
     """The clients, in their order."""
     inputs: int
-    """Numbers in a row."""
+    """Numbers in a sample."""
     classes: int
     files: Callable[[], list[Path]]
     """Finds every client's file, for a demonstration on a machine that has all of them."""
@@ -69,7 +69,7 @@ class NamedProblem(ABC):
         """The problem; may read files.
 
         `given` are objects that only Python can hand over: `buffers`, and to problems made from
-        rows a `model` and a `partition`.
+        samples a `model` and a `partition`.
         """
 
     @classmethod
@@ -80,9 +80,9 @@ class NamedProblem(ABC):
 
 @dataclass(frozen=True, eq=False)
 class HeldOut(EvaluatorInParts):
-    """The mean loss and the accuracy of a vector on some rows, in evaluation mode.
+    """The mean loss and the accuracy of a vector on some samples, in evaluation mode.
 
-    Metrics are `{prefix}_loss` and, for classes, `{prefix}_accuracy`; no rows, no metrics.
+    Metrics are `{prefix}_loss` and, for classes, `{prefix}_accuracy`; no samples, no metrics.
     """
 
     flat: FlatModule
@@ -97,61 +97,61 @@ class HeldOut(EvaluatorInParts):
         return len(evaluation_parts(self.inputs))
 
     def part(self, params: Tensor, index: int) -> tuple[float, ...]:
-        """The sum of the losses of some rows, how many are got right, and how many there are."""
-        rows = evaluation_parts(self.inputs)[index]
+        """The sum of the losses of some samples, how many are got right, and how many there are."""
+        samples = evaluation_parts(self.inputs)[index]
         live = self.flat.load(params)
         self.flat.module.eval()
         with torch.no_grad():
-            targets = self.targets[rows].to(live.device)
-            inputs = prepared(self.inputs[rows].to(live.device), self.prepare, self.flat)
+            targets = self.targets[samples].to(live.device)
+            inputs = prepared(self.inputs[samples].to(live.device), self.prepare, self.flat)
             outputs = self.flat.module(inputs)
             loss = float(self.loss(outputs, targets)) * len(targets)
             return loss, int(count_correct(outputs, targets)), len(targets)
 
     def joined(self, parts: Iterable[tuple[float, ...]]) -> Metrics:
-        loss, correct, rows = 0.0, 0.0, 0.0
+        loss, correct, samples = 0.0, 0.0, 0.0
         for own in parts:
-            loss, correct, rows = loss + own[0], correct + own[1], rows + own[2]
-        if not rows:
+            loss, correct, samples = loss + own[0], correct + own[1], samples + own[2]
+        if not samples:
             return {}
-        metrics = {f"{self.prefix}_loss": loss / rows}
+        metrics = {f"{self.prefix}_loss": loss / samples}
         if not self.targets.is_floating_point():
-            metrics[f"{self.prefix}_accuracy"] = correct / rows
+            metrics[f"{self.prefix}_accuracy"] = correct / samples
         return metrics
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """What the clients of a `FederatedData` share: its rows, one module around them, one loss."""
+    """What the clients of a `FederatedData` share: its samples, one module and one loss."""
 
     data: FederatedData
     flat: FlatModule
     loss: Loss
 
     def objective(self, client: int) -> ModelObjective:
-        """One client's loss, from views of its training rows."""
+        """One client's loss, from views of its training samples."""
         inputs, targets = self.data.train(client)
         loss = self.loss
-        if self.data.rows.weights is not None:
+        if self.data.samples.weights is not None:
             begin = int(self.data.partition.offsets[client])
-            weights = self.data.rows.weights[begin : begin + len(targets)]
-            loss = Weighted(loss, classes=self.data.rows.num_classes is not None)
+            weights = self.data.samples.weights[begin : begin + len(targets)]
+            loss = Weighted(loss, classes=self.data.samples.num_classes is not None)
             targets = torch.stack([targets.to(weights), weights / weights.mean()], dim=1)
-        return ModelObjective(self.flat, loss, inputs, targets, self.data.rows.prepare)
+        return ModelObjective(self.flat, loss, inputs, targets, self.data.samples.prepare)
 
     def evaluation(self, validate: bool, tests: FederatedData | None, client: int) -> Evaluator:
-        """What a client measures: on its validation rows, on its own test rows, or on both."""
+        """Return the evaluator of a client's validation samples, its test samples, or both."""
         parts = []
         if validate:
-            rows = self.data.validation(client)
-            parts.append(self.held_out(rows, self.data.rows.prepare, "validation"))
+            samples = self.data.validation(client)
+            parts.append(self.held_out(samples, self.data.samples.prepare, "validation"))
         if tests is not None:
-            parts.append(self.held_out(tests.train(client), tests.rows.prepare))
+            parts.append(self.held_out(tests.train(client), tests.samples.prepare))
         return _Together(tuple(parts))
 
-    def held_out(self, rows: Rows, prepare: Prepare | None, prefix: str = "test") -> HeldOut:
-        """The evaluator of a vector on some rows."""
-        return HeldOut(self.flat, self.loss, *rows, prepare, prefix)
+    def held_out(self, samples: Samples, prepare: Prepare | None, prefix: str = "test") -> HeldOut:
+        """The evaluator of a vector on some samples."""
+        return HeldOut(self.flat, self.loss, *samples, prepare, prefix)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ PARTITIONS = ("iid", "shards", "dirichlet", "imbalanced", "lognormal", "natural"
 
 @checked
 class SplitOptions:
-    """The options of problems that are made from rows."""
+    """The options of problems that are made from samples."""
 
     clients: Count | None = None
     """How many clients; None takes every natural client (writer, hospital, speaker)."""
@@ -180,43 +180,43 @@ class SplitOptions:
     dirichlet_alpha: Positive = 0.5
     """dirichlet: the concentration; small is heterogeneous."""
     min_size: Count = 1
-    """dirichlet, lognormal: no client holds fewer rows."""
+    """dirichlet, lognormal: no client holds fewer samples."""
     size_sigma: NotNegative = 1.0
     """lognormal: the standard deviation of the logarithm of the sizes."""
     imbalanced_shards: Count = 10_000
-    """imbalanced: into how many shards the label-sorted rows are cut."""
+    """imbalanced: into how many shards the label-sorted samples are cut."""
     partition_seed: Natural = 0
     """The split is a function of this seed, and of nothing else that is random."""
     validation: Probability = 0.0
-    """Which part of every client's rows is kept from training."""
+    """Which part of every client's samples is kept from training."""
     weights: Literal["uniform", "samples"] = "uniform"
-    """a_i: 1/n, or n_i/N by training rows and what they count."""
+    """a_i: 1/n, or n_i/N by training samples and what they count."""
     model: str = "logistic"
     """A name that `fedadmm.data.models.build` knows."""
     as_released: models.Released | None = None
     """The network of an author's published program: "gong" has a softmax before the cross-entropy
     and no ReLU after convolutions, "wang" the last hidden layer twice."""
     normalise: Literal["batch", "once"] = "batch"
-    """Turn stored rows into floats batch by batch, or once into one tensor (more memory)."""
+    """Turn stored samples into floats batch by batch, or once into one tensor (more memory)."""
     max_train: Count | None = None
-    """Use only this many training rows, chosen by `partition_seed`."""
+    """Use only this many training samples, chosen by `partition_seed`."""
     max_test: Count | None = None
-    """Use only this many test rows, chosen by `partition_seed`."""
+    """Use only this many test samples, chosen by `partition_seed`."""
 
     def __post_init__(self) -> None:
         if not self.partition.endswith(".npz"):
             check(self, "partition", self.partition, Literal[PARTITIONS])
 
 
-class RowsProblem(SplitOptions, NamedProblem):
-    """A named problem made from rows."""
+class DatasetProblem(SplitOptions, NamedProblem):
+    """A named problem made from samples."""
 
     @abstractmethod
-    def rows(self) -> TrainTest:
-        """The rows of all clients; may read files."""
+    def datasets(self) -> TrainTest:
+        """The samples of all clients; may read files."""
 
     def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
-        return federate(self.rows(), self, regularizer=regularizer, name=self.name, **given)
+        return federate(self.datasets(), self, regularizer=regularizer, name=self.name, **given)
 
 
 def split(dataset: Dataset, options: SplitOptions) -> Partition:
@@ -227,7 +227,7 @@ def split(dataset: Dataset, options: SplitOptions) -> Partition:
     if name == "natural":
         if dataset.groups is None:
             raise ParameterError(
-                f"{dataset.name}: partition is 'natural', but the rows have no natural clients"
+                f"{dataset.name}: partition is 'natural', but the samples have no natural clients"
             )
         return partitions.natural(dataset.groups, clients, seed)
     if clients is None:
@@ -252,7 +252,7 @@ def split(dataset: Dataset, options: SplitOptions) -> Partition:
 
 
 def federate(
-    rows: TrainTest,
+    samples: TrainTest,
     options: SplitOptions,
     *,
     model: models.Model | None = None,
@@ -261,25 +261,27 @@ def federate(
     buffers: Buffers | None = None,
     name: str = "problem",
 ) -> Problem:
-    """The problem of training a model on rows that are split among clients.
+    """The problem of training a model on samples that are split among clients.
 
     `model` (a module or a function that makes one) and `partition` replace what the options name.
     """
-    train = _limited(rows.train, options.max_train, options.partition_seed)
-    test = _limited(rows.test, options.max_test, options.partition_seed) if rows.test else None
+    train = _limited(samples.train, options.max_train, options.partition_seed)
+    test = (
+        _limited(samples.test, options.max_test, options.partition_seed) if samples.test else None
+    )
     if options.normalise == "once":
         train, test = train.prepared(), test.prepared() if test else None
     partition = split(train, options) if partition is None else partition
     if int(partition.sizes.min()) == 0:
         empty = int(partition.sizes.argmin())
-        raise DataError(f"{name}: client {empty} of the partition holds no rows, but needs one")
+        raise DataError(f"{name}: client {empty} of the partition holds no samples, but needs one")
     data = FederatedData.gather(train, partition, options.validation)
     make = model_factory(model or options.model, train, options.as_released)
     flat = FlatModule(models.build(make))
     shared = Split(data, flat, fit_loss(flat.module, train))
     tests = _client_tests(data, test)
     if tests is not None:
-        test = tests.rows
+        test = tests.samples
     validate = options.validation > 0
     own = None
     if validate or tests is not None:
@@ -307,9 +309,9 @@ def from_data(
     buffers: Buffers | None = None,
     **options: Any,
 ) -> Problem:
-    """A problem from your own rows; `options` are the fields of `SplitOptions`.
+    """A problem from your own samples; `options` are the fields of `SplitOptions`.
 
-    The partition is natural when the rows have groups, else iid, unless you name one or bring one.
+    Without `partition` it is natural if the samples have groups, else iid.
     """
     if isinstance(model, str):
         options["model"] = model
@@ -333,19 +335,19 @@ def from_data(
     )
 
 
-def _limited(rows: Dataset, most: int | None, seed: int) -> Dataset:
-    if most is None or most >= len(rows):
-        return rows
-    return rows.take(partitions.iid(len(rows), 1, seed)[0][:most])
+def _limited(samples: Dataset, most: int | None, seed: int) -> Dataset:
+    if most is None or most >= len(samples):
+        return samples
+    return samples.take(partitions.iid(len(samples), 1, seed)[0][:most])
 
 
 def model_factory(
-    model: models.Model, rows: Dataset, as_released: models.Released | None
+    model: models.Model, samples: Dataset, as_released: models.Released | None
 ) -> models.Factory:
     """The model's factory, with the sizes of the data where it takes them."""
-    known: dict[str, Any] = {"inputs": math.prod(rows.inputs.shape[1:])}
-    if rows.num_classes is not None:
-        known["classes"] = rows.num_classes
+    known: dict[str, Any] = {"inputs": math.prod(samples.inputs.shape[1:])}
+    if samples.num_classes is not None:
+        known["classes"] = samples.num_classes
     if isinstance(model, nn.Module):
         wanted: set[str] = set()
     else:
@@ -358,22 +360,22 @@ def model_factory(
     return models.factory(model, **options)
 
 
-def fit_loss(module: nn.Module, rows: Dataset) -> Loss:
-    """The loss that fits; a model that cannot read the rows is refused here, not in round 0."""
-    row = rows.inputs[:1] if rows.prepare is None else rows.prepare(rows.inputs[:1])
+def fit_loss(module: nn.Module, samples: Dataset) -> Loss:
+    """The loss that fits; a model that cannot read the samples is refused here, not in round 0."""
+    sample = samples.inputs[:1] if samples.prepare is None else samples.prepare(samples.inputs[:1])
     kinds = [one.dtype for one in module.parameters() if one.is_floating_point()]
-    if row.is_floating_point() and kinds:  # rows follow the model's precision in a run, too
-        row = row.to(kinds[0])
+    if sample.is_floating_point() and kinds:  # samples follow the model's precision in a run, too
+        sample = sample.to(kinds[0])
     module.eval()
     try:
         with torch.no_grad():
-            outputs = module(row)
+            outputs = module(sample)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise DataError(
-            f"{rows.name}: the model cannot read rows of shape {tuple(row.shape[1:])} and type "
-            f"{row.dtype} ({error})"
+            f"{samples.name}: the model cannot read samples of shape {tuple(sample.shape[1:])} and "
+            f"type {sample.dtype} ({error})"
         ) from None
-    classes, width = rows.num_classes, outputs.shape[-1] if outputs.ndim == 2 else None
+    classes, width = samples.num_classes, outputs.shape[-1] if outputs.ndim == 2 else None
     if classes is None and width == 1:
         return half_squared_error
     if classes == 2 and width == 1:
@@ -382,14 +384,14 @@ def fit_loss(module: nn.Module, rows: Dataset) -> Loss:
         return cross_entropy
     wanted = "one number" if classes is None else f"{classes} scores"
     raise DataError(
-        f"{rows.name}: the model returns shape {tuple(outputs.shape)} for one row, but must return "
-        f"{wanted} a row"
+        f"{samples.name}: the model returns shape {tuple(outputs.shape)} for one sample, but must "
+        f"return {wanted} a sample"
     )
 
 
 def _client_tests(data: FederatedData, test: Dataset | None) -> FederatedData | None:
-    """The test rows of each natural client, when rows of both sides say whose they are."""
-    natural = data.rows.groups
+    """The test samples of each natural client, when samples of both sides say whose they are."""
+    natural = data.samples.groups
     if test is None or test.groups is None or natural is None:
         return None
     chosen = natural[data.partition.offsets[:-1]]

@@ -21,11 +21,11 @@ from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data import models
-from fedadmm.data.dataset import Dataset, Rows, TrainTest
+from fedadmm.data.dataset import Dataset, Samples, TrainTest
 from fedadmm.data.problems.federation import (
+    DatasetProblem,
     HeldOut,
     NamedProblem,
-    RowsProblem,
     fit_loss,
     model_factory,
 )
@@ -36,7 +36,7 @@ _TESTED = 100
 
 
 @part("problem", "synthetic")
-class SyntheticOptions(RowsProblem):
+class SyntheticOptions(DatasetProblem):
     """synthetic(alpha, beta) of Li et al. (FedProx) with the perceptron of Wang et al. and FedDR.
 
         n_i = int(LogNormal(4, 2)) + 50
@@ -71,7 +71,7 @@ class SyntheticOptions(RowsProblem):
                 "validation and max_train"
             )
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         return self.some(range(self.clients))
 
     def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
@@ -123,7 +123,7 @@ class SyntheticOptions(RowsProblem):
             self._generator("inputs").normal(0.0, self.beta, self.clients),
         )
 
-    def draw(self, user: int) -> tuple[Rows, Rows]:
+    def draw(self, user: int) -> tuple[Samples, Samples]:
         """The training rows and the test rows of one user."""
         generator = self._generator("user", user)
         if self.iid:
@@ -149,7 +149,7 @@ class SyntheticOptions(RowsProblem):
         return TrainTest(*(_dataset([pair[part] for pair in drawn], users) for part in (0, 1)))
 
 
-def _dataset(rows: list[Rows], users: range) -> Dataset:
+def _dataset(rows: list[Samples], users: range) -> Dataset:
     return Dataset(
         torch.cat([inputs for inputs, _ in rows]),
         torch.cat([targets for _, targets in rows]),

@@ -32,11 +32,11 @@ from fedadmm.data.loaders.pictures import (
     mnist_writers,
 )
 from fedadmm.data.loaders.tabular import AUTO, prepared_table, tabular
-from fedadmm.data.problems.federation import RowsProblem, Sites, federate
+from fedadmm.data.problems.federation import DatasetProblem, Sites, federate
 
 
 @part("problem", "digits")
-class DigitsOptions(RowsProblem):
+class DigitsOptions(DatasetProblem):
     """50 clients with two label shards each, and a perceptron of 2,410 parameters."""
 
     summary: ClassVar[str] = "1,797 digits of 8×8 pixels, embedded"
@@ -45,12 +45,12 @@ class DigitsOptions(RowsProblem):
     model: str = "mlp-64-32-10"
     normalise: Literal["batch", "once"] = "once"
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         return digits()
 
 
 @part("problem", "mnist")
-class MnistOptions(RowsProblem):
+class MnistOptions(DatasetProblem):
     """Gong's setting: 100 clients, two label shards each, CNN 1."""
 
     costly_objective: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class MnistOptions(RowsProblem):
     partition: str = "shards"
     model: str = "cnn1"
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         return mnist()
 
 
@@ -69,12 +69,12 @@ class FashionMnistOptions(MnistOptions):
 
     summary: ClassVar[str] = "Fashion-MNIST clothes"
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         return fashion_mnist()
 
 
 @part("problem", "mnist-writers")
-class WritersOptions(RowsProblem):
+class WritersOptions(DatasetProblem):
     """One client a writer: 539 of them, 19 to 131 digits each."""
 
     costly_objective: ClassVar[bool] = True
@@ -82,7 +82,7 @@ class WritersOptions(RowsProblem):
     partition: str = "natural"
     model: str = "cnn1"
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         return mnist_writers()
 
 
@@ -95,7 +95,7 @@ class CifarOptions(MnistOptions):
     pixels: Literal["statistics", "halves"] = "statistics"
     """Normalise by the channels' mean and deviation, or by 0.5 and 0.5 as Gong's program does."""
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         return cifar10(HALVES if self.pixels == "halves" else NORMALISE)
 
 
@@ -106,15 +106,15 @@ class CifarSmallOptions(CifarOptions):
     costly_objective: ClassVar[bool] = False
     summary: ClassVar[str] = "a tenth of CIFAR-10"
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         return cifar10_small(prepare=HALVES if self.pixels == "halves" else NORMALISE)
 
 
 @part("problem", "femnist")
-class FemnistOptions(RowsProblem):
-    """One client a writer, each with its own test rows.
+class FemnistOptions(DatasetProblem):
+    """One client a writer, each with its own test samples.
 
-    The npz subset is no random sample of LEAF's writers: 70 % of its training rows are digits.
+    The npz subset is no random sample of LEAF's writers: 70 % of its training samples are digits.
     """
 
     costly_objective: ClassVar[bool] = True
@@ -126,7 +126,7 @@ class FemnistOptions(RowsProblem):
     path: str | None = None
     """An npz file or LEAF's data folder, instead of the one that is found."""
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         return femnist(self.path, self.subset)
 
 
@@ -134,14 +134,14 @@ def _hospital(options: HeartOptions, path: Path, client: int) -> Problem:
     if options.preparation == "flamby":
         raise DataError(
             "heart-disease: preparation is 'flamby', which needs the categories of all hospitals, "
-            "but a site has its own rows only; use 'filled'"
+            "but a site has its own samples only; use 'filled'"
         )
-    rows = read_site(path, client, options.test_fraction, options.partition_seed)
-    return federate(rows, options, name=options.name)
+    samples = read_site(path, client, options.test_fraction, options.partition_seed)
+    return federate(samples, options, name=options.name)
 
 
 @part("problem", "heart-disease")
-class HeartOptions(RowsProblem):
+class HeartOptions(DatasetProblem):
     """Four hospitals and logistic regression: 14 parameters."""
 
     summary: ClassVar[str] = "heart disease, four hospitals"
@@ -151,17 +151,17 @@ class HeartOptions(RowsProblem):
     test_fraction: Fraction = 0.2
     """Which part of each hospital's patients is held out, chosen by `partition_seed`."""
     preparation: Literal["filled", "flamby"] = "filled"
-    """Impute missing values from the hospital's own; or leave out rows and columns with missing
+    """Impute missing values from the hospital's own; or leave out samples and columns with missing
     values and split as the benchmark FLamby does, whatever the other options are."""
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         if self.preparation == "flamby":
             return flamby()
         return heart(self.test_fraction, self.partition_seed)
 
 
 @part("problem", "table")
-class TableOptions(RowsProblem):
+class TableOptions(DatasetProblem):
     """Your own CSV or npz file, or a folder of them."""
 
     summary: ClassVar[str] = "your own CSV or npz"
@@ -177,31 +177,35 @@ class TableOptions(RowsProblem):
     kind: Literal["classes", "numbers"] = "classes"
     """Whether targets are class names or numbers to regress on (with the model `linear`)."""
     test_fraction: Probability = 0.2
-    """Which part of each client's rows is held out, chosen by `partition_seed`; 0 for none."""
+    """Which part of each client's samples is held out, chosen by `partition_seed`; 0 for none."""
     preparation: Literal["as-is", "from-sums"] = "as-is"
     """Take numbers as they are, none missing; or impute, one-hot encode text and standardise
-    numbers, from sums and lists that every client computes on its training rows."""
+    numbers, from sums and lists that every client computes on its training samples."""
     leave_out: Sequence[str] = ()
     """from-sums: columns that are no features."""
     partition_seed: Natural | None = None  # type: ignore[assignment]
-    """Chooses the held-out rows, and the clients of a random split; None for the run's seed, so
-    that the seeds of a comparison hold out different rows."""
+    """Chooses the held-out samples, and the clients of a random split; None for the run's seed, so
+    that the seeds of a comparison hold out different samples."""
 
     def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
         own = self if self.partition_seed is not None else replace(self, partition_seed=0)
-        return RowsProblem.load(own, regularizer, **given)
+        return DatasetProblem.load(own, regularizer, **given)
 
-    def rows(self) -> TrainTest:
+    def datasets(self) -> TrainTest:
         target, client, kind = self.target, self.client, self.kind
         aside = (self.test_fraction, self.partition_seed or 0)
         if self.preparation == "from-sums":
-            rows = prepared_table(self.path, target, client, kind, self.leave_out, *aside)
+            samples = prepared_table(self.path, target, client, kind, self.leave_out, *aside)
         else:
-            rows = hold_out(tabular(self.path, target=target, client=client, kind=kind), *aside)
-        if self.client == AUTO and self.partition == "natural" and len(rows.train.group_names) == 1:
+            samples = hold_out(tabular(self.path, target=target, client=client, kind=kind), *aside)
+        if (
+            self.client == AUTO
+            and self.partition == "natural"
+            and len(samples.train.group_names) == 1
+        ):
             raise DataError(
-                f"{rows.train.name}: is one client only; name the column of clients "
-                "(problem.client, or --client), give a file per client, or split the rows: "
+                f"{samples.train.name}: is one client only; name the column of clients "
+                "(problem.client, or --client), give a file per client, or split the samples: "
                 "problem.partition = 'iid', problem.clients = 10"
             )
-        return rows
+        return samples

@@ -2,8 +2,8 @@
 
     FederatedClassifier().fit(X, y, groups=site).predict(X)
 
-Every group of rows is a client.  It tells of its rows what `fedadmm.data.preparation` asks for and
-then takes part in a simulated run; the loss is the mean over all rows, as in one place.
+Every group of samples is a client of a simulated run.  It reports the sums that
+`fedadmm.data.preparation` needs; the loss is the mean over all samples, as in central training.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.data import preparation
 from fedadmm.data.preparation import Standardised, Weights
 from fedadmm.study.estimator.base import Federated
-from fedadmm.study.estimator.samples import Rows, is_gap
+from fedadmm.study.estimator.samples import GroupedSamples, is_gap
 
 
 class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
-    """Classes, learnt from clients that keep their rows.
+    """Classes, learnt from clients that keep their samples.
 
     After `fit` there are `classes_`, `clients_` (the groups in their order), `history_` (one record
     for each round), `preparation_` (how columns were made ready), `lr_` (the learning rate) and
@@ -40,10 +40,10 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         rounds: how many rounds `fit` takes.
         lr: the learning rate of the clients' steps; "auto" is half of 1/L, with L the largest
             curvature found around the start, and at most 1.  It is kept as `lr_`.
-        batch_size: the rows of a step; None takes all of a client's.
-        epochs: how often a client goes through its rows in a round.
+        batch_size: the samples of a step; None takes all of a client's.
+        epochs: how often a client goes through its samples in a round.
         participation: the share of clients that takes part in a round.
-        clients: how many clients the rows are dealt out to when `groups` is not given.
+        clients: how many clients the samples are dealt out to when `groups` is not given.
         preparation: "from-sums" imputes, one-hot encodes text and standardises numbers, from
             sums and lists that every client tells; "as-is" takes finite numbers as they are.
         regularizer: a g that is added to the loss, for methods that take one.
@@ -67,8 +67,8 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
     ) -> Self:
         """Go on with the run for some rounds, duals and all; the first call begins one.
 
-        `classes` are all classes, if the rows of the first call do not hold each of them; the other
-        arguments are those of `fit`, and the clients those that the run began with.
+        `classes` are all classes, if the samples of the first call do not hold each of them;
+        the other arguments are those of `fit`, and the clients those that the run began with.
         """
         first = "module_" not in vars(self)
         return self._train(X, y, groups, sample_weight, rounds, first, classes)
@@ -76,7 +76,7 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
     def predict_proba(self, X: ArrayLike, groups: ArrayLike | None = None) -> NDArray[np.float64]:
         """The probability of every class, one column for each of `classes_`.
 
-        With `groups`, which say whose each row is, by the own model of the row's client.
+        With `groups`, which say whose each sample is, by the own model of the sample's client.
         """
         scores = self._outputs(X, groups).double()
         if scores.shape[1] == 1:
@@ -85,20 +85,20 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         return shares
 
     def predict(self, X: ArrayLike, groups: ArrayLike | None = None) -> NDArray[Any]:
-        """The most probable class of every row; `groups` as in `predict_proba`."""
+        """The most probable class of every sample; `groups` as in `predict_proba`."""
         likely = self.predict_proba(X, groups).argmax(axis=1)
         chosen: NDArray[Any] = self.classes_[likely]
         return chosen
 
     def _learn_targets(
-        self, rows: Rows, masses: Sequence[Weights] | None, classes: ArrayLike | None
+        self, samples: GroupedSamples, masses: Sequence[Weights] | None, classes: ArrayLike | None
     ) -> None:
-        if rows.y.dtype.kind == "O" and any(map(is_gap, rows.y)):
+        if samples.y.dtype.kind == "O" and any(map(is_gap, samples.y)):
             raise ParameterError(
-                f"{type(self).__name__}: y has a gap, but must hold a class for every row"
+                f"{type(self).__name__}: y has a gap, but must hold a class for every sample"
             )
-        check_classification_targets(rows.y)
-        self.classes_ = np.unique(rows.y if classes is None else column_or_1d(classes))
+        check_classification_targets(samples.y)
+        self.classes_ = np.unique(samples.y if classes is None else column_or_1d(classes))
         if len(self.classes_) < 2:
             raise ParameterError(
                 f"{type(self).__name__}: y has one class only ({self.classes_[0]}), but needs two"
@@ -115,7 +115,7 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
 
 
 class FederatedRegressor(RegressorMixin, Federated):  # type: ignore[misc]
-    """Numbers, learnt from clients that keep their rows.
+    """Numbers, learnt from clients that keep their samples.
 
     Options are those of `FederatedClassifier`; the usual model is linear regression.  Targets are
     scaled as columns are, so that the losses in `history_` are shares of half their variance.
@@ -126,17 +126,17 @@ class FederatedRegressor(RegressorMixin, Federated):  # type: ignore[misc]
     regresses = True
 
     def predict(self, X: ArrayLike, groups: ArrayLike | None = None) -> NDArray[np.float64]:
-        """The number that the model expects for every row, with `groups` its client's own model."""
+        """Predict a number per sample; with `groups`, by each client's personalised model."""
         outputs = self._outputs(X, groups).double().squeeze(1).numpy()
         numbers: NDArray[np.float64] = outputs * self._scale.deviation + self._scale.mean
         return numbers
 
     def _learn_targets(
-        self, rows: Rows, masses: Sequence[Weights] | None, classes: ArrayLike | None
+        self, samples: GroupedSamples, masses: Sequence[Weights] | None, classes: ArrayLike | None
     ) -> None:
         self._scale = Standardised("y", 0.0, 1.0)
         if self.preparation == "from-sums":
-            self._scale = preparation.fit_numbers("y", rows.of_clients(rows.y), masses)
+            self._scale = preparation.fit_numbers("y", samples.of_clients(samples.y), masses)
 
     def _targets(self, y: NDArray[Any]) -> Tensor:
         return torch.from_numpy(self._scale.apply(y)[:, 0])

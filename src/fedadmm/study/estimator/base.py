@@ -1,4 +1,4 @@
-"""What both estimators share: rows become clients, clients a run, the run a model."""
+"""What both estimators share: samples become clients, clients a run, the run a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,13 @@ from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.record import Record
 from fedadmm.run.simulate import Result, simulate
 from fedadmm.study import run_history
-from fedadmm.study.estimator.samples import Rows, categories, cells_of, groups_of, rows_of
+from fedadmm.study.estimator.samples import (
+    GroupedSamples,
+    categories,
+    cells_of,
+    groups_of,
+    samples_of,
+)
 from fedadmm.study.methods import named_method
 from fedadmm.study.report import write_report
 from fedadmm.study.run_dir import RunDir, create
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class Federated(BaseEstimator):  # type: ignore[misc]
-    """An estimator that is trained by clients which keep their rows."""
+    """An estimator that is trained by clients which keep their samples."""
 
     usual_model: ClassVar[str]
     """The model that None means."""
@@ -108,11 +114,11 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """Train from the start.
 
         Args:
-            X: the rows, an array or a data frame; gaps and words are welcome.
-            y: a class, or a number, for each row.
-            groups: whose each row is: a site, a hospital, a person.  Without it the rows are dealt
-                out at random to `clients` clients of nearly equal size.
-            sample_weight: what each row counts; a row of weight 0 is left out.
+            X: the samples, an array or a data frame; gaps and words are welcome.
+            y: a class, or a number, for each sample.
+            groups: the client of each sample: a site, a hospital, a person.  Without it the
+                samples are assigned at random to `clients` clients of nearly equal size.
+            sample_weight: what each sample counts; a sample of weight 0 is left out.
         """
         return self._train(X, y, groups, sample_weight, self.rounds, first=True)
 
@@ -127,14 +133,14 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Go on with the run for some rounds, duals and all; the first call begins one.
 
-        The clients must be those that the run began with.  Their rows may be others, but what was
-        fitted to the first ones, as the scale of the columns, stays.
+        The clients must be those that the run began with.  Their samples may differ, but what
+        was fitted to the first ones, as the scale of the columns, stays.
 
         Args:
-            X: the rows.
-            y: a class, or a number, for each row.
-            groups: whose each row is, as in `fit`.
-            sample_weight: what each row counts.
+            X: the samples.
+            y: a class, or a number, for each sample.
+            groups: whose each sample is, as in `fit`.
+            sample_weight: what each sample counts.
             rounds: how many more rounds.
         """
         first = "module_" not in vars(self)
@@ -159,7 +165,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     @abstractmethod
     def _learn_targets(
-        self, rows: Rows, masses: Sequence[Weights] | None, classes: ArrayLike | None
+        self, samples: GroupedSamples, masses: Sequence[Weights] | None, classes: ArrayLike | None
     ) -> None:
         """What is known of the targets before the first round."""
 
@@ -185,15 +191,15 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         kinds = {"y_numeric": self.regresses, "reset": first}
         array, targets = validate_data(self, X, y, **kinds, **self._accepted())
         owner, names, dealt = type(self).__name__, self._names(), (self.clients, self._seed)
-        rows = rows_of(owner, array, targets, names, groups, sample_weight, *dealt)
+        samples = samples_of(owner, array, targets, names, groups, sample_weight, *dealt)
         if first:
-            self._learn(rows, categories(X), classes)
-        elif rows.names != tuple(self.clients_):
+            self._learn(samples, categories(X), classes)
+        elif samples.names != tuple(self.clients_):
             raise ParameterError(
-                f"{owner}: groups names {', '.join(rows.names)}, but must name the clients that "
+                f"{owner}: groups names {', '.join(samples.names)}, but must name the clients that "
                 f"the run began with, {', '.join(self.clients_)}"
             )
-        problem = self._problem(rows)
+        problem = self._problem(samples)
         start = problem.start(self._seed)
         if isinstance(self._model(), str):
             start = start.double()  # as exact as the rest of scikit-learn; a module stays as it is
@@ -214,16 +220,16 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             list(self.feature_names_in_) if named else [f"x{i}" for i in range(self.n_features_in_)]
         )
 
-    def _learn(self, rows: Rows, words: set[str], classes: ArrayLike | None) -> None:
-        """What is fitted before the first round, from what every client tells of its rows."""
-        masses = None if rows.weights is None else rows.of_clients(rows.weights)
-        self._learn_targets(rows, masses, classes)
+    def _learn(self, samples: GroupedSamples, words: set[str], classes: ArrayLike | None) -> None:
+        """What is fitted before the first round, from what every client tells of its samples."""
+        masses = None if samples.weights is None else samples.of_clients(samples.weights)
+        self._learn_targets(samples, masses, classes)
         self.preparation_: list[Column] | None = None
         if self.preparation == "from-sums":
             given: dict[str, Any] = {"weights": masses, "categories": words}
             remedy = "X.drop(columns=[{}])"
-            self.preparation_ = preparation.fit(rows.clients(), "X", **given, remedy=remedy)
-        self.clients_ = np.array(rows.names)
+            self.preparation_ = preparation.fit(samples.clients(), "X", **given, remedy=remedy)
+        self.clients_ = np.array(samples.names)
         self.history_: list[Record] = []
         self._kept: Kept = {}
 
@@ -232,17 +238,17 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             return torch.from_numpy(np.stack(list(cells.values()), axis=1))
         return torch.from_numpy(preparation.apply(self.preparation_, cells))
 
-    def _problem(self, rows: Rows) -> Problem:
+    def _problem(self, samples: GroupedSamples) -> Problem:
         classes = tuple(map(str, vars(self).get("classes_", ())))  # none for a regression
         data = Dataset(
-            self._inputs(rows.cells).float(),
-            self._targets(rows.y),
+            self._inputs(samples.cells).float(),
+            self._targets(samples.y),
             len(classes) or None,
-            rows.owners,
-            rows.names,
+            samples.owners,
+            samples.names,
             name=type(self).__name__,
             preparation=preparation.described(self.preparation_) if self.preparation_ else None,
-            weights=None if rows.weights is None else torch.from_numpy(rows.weights),
+            weights=None if samples.weights is None else torch.from_numpy(samples.weights),
             class_names=classes,
         )
         options: dict[str, Any] = {"model": self._model(), "regularizer": self.regularizer}
@@ -317,7 +323,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             warnings.warn(warning, ConvergenceWarning, stacklevel=4)
 
     def _outputs(self, X: ArrayLike, groups: ArrayLike | None = None) -> Tensor:
-        """What the model says of every row, or that of the row's own client, if it is named."""
+        """Return the outputs per sample, of each sample's own client if it is named."""
         check_is_fitted(self, "module_")
         array = validate_data(self, X, reset=False, **self._accepted())
         inputs = self._inputs(cells_of(array, self._names()))
@@ -343,8 +349,8 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         for name in np.unique(names):
             flat.load(self._own[name])
             mine = np.flatnonzero(names == name)
-            for row, output in zip(mine, _through(flat.module, inputs[mine]), strict=True):
-                outputs[row] = output
+            for sample, output in zip(mine, _through(flat.module, inputs[mine]), strict=True):
+                outputs[sample] = output
         return torch.stack(outputs)
 
 
@@ -357,7 +363,7 @@ def _through(module: nn.Module, inputs: Tensor) -> Tensor:
 
 def _flat(problem: Problem) -> FlatModule:
     flat = problem.clients[0].flat
-    assert flat is not None  # clients made from rows have a module
+    assert flat is not None  # clients made from samples have a module
     return flat
 
 
@@ -409,7 +415,7 @@ def write_page(
         )
     create(directory)
     plain = {key: _plain(value) for key, value in options.items() if value is not None}
-    config = {"problem": {"name": "your rows"}, "estimator": plain}
+    config = {"problem": {"name": "your samples"}, "estimator": plain}
     folder.begin(config, summary, partition)
     folder.keep(-1)
     for record in history:

@@ -1,4 +1,4 @@
-"""What people hand to scikit-learn, arrays and data frames, as the rows of clients."""
+"""What people hand to scikit-learn, arrays and data frames, as the samples of clients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedadmm.data import partitions
 from fedadmm.data.preparation import Cells, Weights
 
 
-class Rows(NamedTuple):
-    """Columns, targets as they came, whose each row is, and what it counts."""
+class GroupedSamples(NamedTuple):
+    """Columns, targets as they came, whose each sample is, and what it counts."""
 
     cells: dict[str, NDArray[Any]]
     y: NDArray[Any]
     owners: NDArray[np.int64]
-    """The number of each row's client, an index into `names`."""
+    """The number of each sample's client, an index into `names`."""
     names: tuple[str, ...]
     weights: Weights | None
 
@@ -35,11 +35,11 @@ class Rows(NamedTuple):
         ]
 
     def of_clients(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """One number a row, client by client."""
+        """One number a sample, client by client."""
         return [values[self.owners == client] for client in range(len(self.names))]
 
 
-def rows_of(
+def samples_of(
     owner: str,
     X: NDArray[Any],
     y: NDArray[Any],
@@ -48,10 +48,10 @@ def rows_of(
     sample_weight: ArrayLike | None,
     clients: int,
     seed: int,
-) -> Rows:
-    """Checked rows; those of weight zero are left out.  `owner` is who refuses.
+) -> GroupedSamples:
+    """Checked samples; those of weight zero are left out.  `owner` is who refuses.
 
-    Without groups the rows are dealt out: every client gets one where there are enough.
+    Without groups the samples are dealt out: every client gets one where there are enough.
     """
     own = None if groups is None else groups_of(owner, groups, len(X))
     weights: Weights | None = None
@@ -72,20 +72,20 @@ def rows_of(
         own = np.empty(len(X), np.int64)
         own[dealt.indices] = dealt.owners
     known, owners = np.unique(own, return_inverse=True)
-    return Rows(cells_of(X, names), y, owners, tuple(map(str, known)), weights)
+    return GroupedSamples(cells_of(X, names), y, owners, tuple(map(str, known)), weights)
 
 
-def groups_of(owner: str, groups: ArrayLike, rows: int) -> NDArray[Any]:
-    """Whose each row is: values of one kind, without a gap."""
+def groups_of(owner: str, groups: ArrayLike, samples: int) -> NDArray[Any]:
+    """Whose each sample is: values of one kind, without a gap."""
     found = np.asarray(groups)
-    if found.shape not in ((rows,), (rows, 1)):
+    if found.shape not in ((samples,), (samples, 1)):
         raise ParameterError(
-            f"{owner}: groups has shape {found.shape}, but must hold one value for each of {rows} "
-            "rows"
+            f"{owner}: groups has shape {found.shape}, but must hold one value for each of "
+            f"{samples} samples"
         )
     own: NDArray[Any] = column_or_1d(found)
     if any(map(is_gap, own)):
-        raise ParameterError(f"{owner}: groups has a gap, but must say whose every row is")
+        raise ParameterError(f"{owner}: groups has a gap, but must say whose every sample is")
     try:
         np.unique(own)
     except TypeError:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from fedadmm.core.errors import DataError, FedADMMError
 
 if TYPE_CHECKING:
-    from fedadmm.study.study_result import Outcome
+    from fedadmm.study.study_result import StudyResult
 
 
 def write_report(
-    directory: Path, figures: Path | None = None, found: Outcome | None = None
+    directory: Path, figures: Path | None = None, found: StudyResult | None = None
 ) -> Path:
     """Write `report.html` into the directory of a run or a study and return its path.
 
@@ -26,11 +26,11 @@ def write_report(
         figures: where to put every figure as PNG, SVG and PDF; nowhere by default.
         found: what a study came to, when that need not be read from its folder.
     """
-    from fedadmm.study.study_result import drawn, read_outcome
+    from fedadmm.study.study_result import drawn, read_study
 
     directory, foreign = Path(directory), found is None
     try:
-        found = read_outcome(directory) if found is None else found
+        found = read_study(directory) if found is None else found
         if found.document["kind"] == "reproduction":
             return _write_settings(found, figures)
         return _write(drawn(found), directory, figures)
@@ -45,7 +45,7 @@ def write_report(
         ) from error
 
 
-def _write(content: Outcome, directory: Path, figures: Path | None) -> Path:
+def _write(content: StudyResult, directory: Path, figures: Path | None) -> Path:
     from fedadmm.study import formatting
     from fedadmm.study.report.drawing import draw_figures
     from fedadmm.study.report.page import render
@@ -61,7 +61,7 @@ def _write(content: Outcome, directory: Path, figures: Path | None) -> Path:
     return path
 
 
-def _write_settings(found: Outcome, figures: Path | None) -> Path:
+def _write_settings(found: StudyResult, figures: Path | None) -> Path:
     """A page a setting, and one with the tables that leads to them."""
     from html import escape
 

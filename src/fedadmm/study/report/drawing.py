@@ -23,7 +23,7 @@ from fedadmm.study.report.figures import (
     Style,
     styles_of,
 )
-from fedadmm.study.study_result import Outcome
+from fedadmm.study.study_result import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ SETTINGS = {
 }
 
 
-def draw_figures(content: Outcome, sections: list[Section], directory: Path) -> list[Path]:
+def draw_figures(content: StudyResult, sections: list[Section], directory: Path) -> list[Path]:
     """Every panel, on every axis it has, as `<panel>[-<axis>].png`, `.svg` and `.pdf`."""
     import matplotlib
 

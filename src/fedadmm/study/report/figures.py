@@ -17,7 +17,7 @@ import numpy as np
 from fedadmm.run.record import OTHERS
 from fedadmm.study.run_dir import RecordedRun
 from fedadmm.study.run_history import Columns, Numbers
-from fedadmm.study.study_result import Outcome
+from fedadmm.study.study_result import StudyResult
 
 PANEL_POINTS = 2600
 """The points that the curves of a panel share: longer ones are thinned, so that a page stays small
@@ -73,7 +73,7 @@ def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, floa
     return next((unit for unit in units if largest >= 2 * unit[1]), units[-1])
 
 
-def lines(content: Outcome, known: list[Axis], value: Value, part: str = "") -> list[Line]:
+def lines(content: StudyResult, known: list[Axis], value: Value, part: str = "") -> list[Line]:
     """The curves of a quantity: each label's mean over healthy seeds, and each diverged seed."""
     result: list[Line] = []
     points = max(10, min(MOST_POINTS, PANEL_POINTS // len(content.labels)))
@@ -300,7 +300,7 @@ def styles(algorithms: dict[str, str]) -> dict[str, Style]:
     return result
 
 
-def styles_of(content: Outcome) -> dict[str, Style]:
+def styles_of(content: StudyResult) -> dict[str, Style]:
     """The style of each label of a report, with what the label is called."""
     chosen = styles({label: runs[0].algorithm for label, runs in content.labels.items()})
     return {label: style._replace(name=content.names[label]) for label, style in chosen.items()}

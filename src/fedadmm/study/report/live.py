@@ -17,7 +17,7 @@ from fedadmm.study.config import CONFIG
 from fedadmm.study.report.page import plotly, render
 from fedadmm.study.report.panels import sections
 from fedadmm.study.run_dir import METRICS, SUMMARY
-from fedadmm.study.study_result import drawn, read_outcome
+from fedadmm.study.study_result import drawn, read_study
 
 LOOPBACK = "127.0.0.1"
 _OWN_NAMES = (LOOPBACK, "localhost")
@@ -127,7 +127,7 @@ class LivePage:
     def page(self) -> str:
         """The report as it is now; before the first round, a page that waits for it."""
         try:
-            content = drawn(read_outcome(self._directory))
+            content = drawn(read_study(self._directory))
             return render(content, sections(content), live=True)
         except DataError as error:
             from markupsafe import escape

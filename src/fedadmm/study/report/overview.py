@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fedadmm.study import formatting, run_history
 from fedadmm.study.report.figures import Axis, Bars, Heat, Lines, Panel, Section, short
 from fedadmm.study.run_dir import RecordedRun
-from fedadmm.study.study_result import Outcome
+from fedadmm.study.study_result import StudyResult
 
 MOST_CLIENTS = 500
 """Figures with one mark a client show at most this many of them."""
@@ -17,7 +17,7 @@ MOST_ROWS = 100
 MOST_PICTURES = 4
 
 
-def client_panels(content: Outcome) -> Iterator[Panel]:
+def client_panels(content: StudyResult) -> Iterator[Panel]:
     """Every figure with a mark per client."""
     partition = content.partition
     if partition is not None and partition.counts:
@@ -45,7 +45,7 @@ def _limit(shown: int, clients: int) -> str:
     return f" The first {shown} of {clients:,} clients." if clients > shown else ""
 
 
-def _participation(content: Outcome, clients: int) -> Iterator[Panel]:
+def _participation(content: StudyResult, clients: int) -> Iterator[Panel]:
     """Bars when all methods met the same clients, else one row a method."""
     counts = {label: _counts(runs, clients) for label, runs in content.labels.items()}
     counts = {label: values for label, values in counts.items() if any(values)}
@@ -71,7 +71,7 @@ def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
     return [short(counts[client] / len(healthy)) for client in range(clients)]
 
 
-def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
+def _presence(content: StudyResult, clients: int) -> Iterator[Panel]:
     """Who took part when, in the first run of each method; once where all met the same clients."""
     first = {label: runs[0] for label, runs in content.labels.items()}
     met = {label: run for label, run in first.items() if run.columns.took_part}
@@ -98,7 +98,7 @@ def _presence(content: Outcome, clients: int) -> Iterator[Panel]:
         yield Heat(name, title, note, "client", "", rows, values, columns, "round")
 
 
-def last_values(content: Outcome, base: str) -> Bars | Heat | None:
+def last_values(content: StudyResult, base: str) -> Bars | Heat | None:
     """Each client's last value of a metric: bars for one method, else one row a method."""
     found = {label: _means(runs, base) for label, runs in content.labels.items()}
     rows = {content.names[label]: values for label, values in found.items() if values}
@@ -138,7 +138,9 @@ MOST_OVERLAID = 12
 """This many settings can share a figure of the usual size."""
 
 
-def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> Iterator[Section]:
+def sweep_sections(
+    content: StudyResult, known: list[Axis], whole: Lines | None
+) -> Iterator[Section]:
     """The sections of a sweep; `whole` holds the curves of all settings."""
     metric = content.results.metric or ""
     spreads = {row.label: row.final.get(metric) for row in content.results.rows}
@@ -163,7 +165,7 @@ def sweep_sections(content: Outcome, known: list[Axis], whole: Lines | None) -> 
         yield Section("multiples", title, note, known, multiples, [], min(columns, 6))
 
 
-def _overview(content: Outcome, finals: dict[str, float]) -> Iterator[Panel]:
+def _overview(content: StudyResult, finals: dict[str, float]) -> Iterator[Panel]:
     """Bars over the values of one key, a map over those of two; more have no picture."""
     about = run_history.metric(content.results.metric or "")
     factor, ending = (100.0, " (%)") if about.share else (1.0, "")
@@ -183,7 +185,7 @@ def _overview(content: Outcome, finals: dict[str, float]) -> Iterator[Panel]:
         yield Heat("final", title, note, keys[0], unit, rows, values, names, keys[1])
 
 
-def _multiples(content: Outcome, whole: Lines, best: str) -> Iterator[Lines]:
+def _multiples(content: StudyResult, whole: Lines, best: str) -> Iterator[Lines]:
     """One small figure per setting, with the best setting behind it."""
     behind = [line._replace(behind=True) for line in whole.lines if line.label == best]
     span = _span(whole)

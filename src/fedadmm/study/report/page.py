@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedadmm.study import config, formatting, results as rows, run_history
-from fedadmm.study.benefit import Worth
+from fedadmm.study.benefit import SiteBenefit
 from fedadmm.study.formatting import Table
 from fedadmm.study.report import summaries
 from fedadmm.study.report.figures import (
@@ -22,10 +22,10 @@ from fedadmm.study.report.figures import (
     Strip,
     styles_of,
 )
-from fedadmm.study.study_result import Outcome
+from fedadmm.study.study_result import StudyResult
 
 
-def render(content: Outcome, sections: list[Section], live: bool = False) -> str:
+def render(content: StudyResult, sections: list[Section], live: bool = False) -> str:
     """The whole page as text; a live one asks its server for plotly, and for what is new."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -81,18 +81,18 @@ def render(content: Outcome, sections: list[Section], live: bool = False) -> str
     )
 
 
-def _federating(content: Outcome) -> str:
+def _federating(content: StudyResult) -> str:
     """Each site alone, pooled and federated, of the run that was asked for it."""
     found = next((run for run in content.runs if "federating" in run.summary), None)
     if found is None:
         return ""
-    table = Worth.read(found.summary["federating"]).table()
+    table = SiteBenefit.read(found.summary["federating"]).table()
     whose = f"{found.method}, seed {found.seed}. " if content.comparison else ""
     said = escape(f"{whose}{table.note[0].upper()}{table.note[1:]}.")
     return f'{table_html(table)}<p class="verdict">{said}</p>'
 
 
-def _title(content: Outcome) -> str:
+def _title(content: StudyResult) -> str:
     if content.settings:
         methods = {str(run.summary.get("method", run.algorithm)) for run in content.runs}
         whose = f" of {methods.pop()}" if len(methods) == 1 else ""
@@ -118,12 +118,12 @@ SHAPES = {
 """SVG's dash array, and the path around (0, 0), of what a style calls its dash and its marker."""
 
 
-def _legend(content: Outcome) -> list[dict[str, Any]]:
+def _legend(content: StudyResult) -> list[dict[str, Any]]:
     """Label and style of every method, in the order of the comparison."""
     return [{"label": label, **style._asdict()} for label, style in styles_of(content).items()]
 
 
-def _data(content: Outcome, sections: list[Section]) -> str:
+def _data(content: StudyResult, sections: list[Section]) -> str:
     """JSON that is safe inside a script element."""
     document = {
         "legend": _legend(content),
@@ -169,7 +169,7 @@ def _alternative(panel: Panel, names: dict[str, str]) -> str:
     return f"{panel.title}: from {low:g} to {high:g} {panel.unit} a {panel.column}."
 
 
-def _versions(content: Outcome) -> str:
+def _versions(content: StudyResult) -> str:
     versions = sorted({str(run.summary.get("fedadmm_version", "")) for run in content.runs} - {""})
     created = sorted({str(run.summary.get("created", "")) for run in content.runs} - {""})
     parts = [f"fedadmm {', '.join(versions)}"] if versions else []

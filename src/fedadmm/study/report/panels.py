@@ -31,12 +31,12 @@ from fedadmm.study.report.overview import (
     sweep_sections,
 )
 from fedadmm.study.run_history import Columns, Numbers
-from fedadmm.study.study_result import Outcome
+from fedadmm.study.study_result import StudyResult
 
 MOST_STRIPS = 4
 
 
-def sections(content: Outcome) -> list[Section]:
+def sections(content: StudyResult) -> list[Section]:
     """Every figure of a report; what was not measured has none."""
     known = axes(content.runs)
     metric = content.results.metric
@@ -67,7 +67,7 @@ _ABOUT = {
 """A section's title, and what it is about."""
 
 
-def _overlaid(content: Outcome, known: list[Axis]) -> list[Section]:
+def _overlaid(content: StudyResult, known: list[Axis]) -> list[Section]:
     """Figures in which all methods are drawn over each other."""
     rounds = known[:1]
     return [
@@ -81,7 +81,9 @@ def _overlaid(content: Outcome, known: list[Axis]) -> list[Section]:
     ]
 
 
-def _section(content: Outcome, name: str, known: list[Axis], panels: Iterator[Panel]) -> Section:
+def _section(
+    content: StudyResult, name: str, known: list[Axis], panels: Iterator[Panel]
+) -> Section:
     """Panels whose curves are all flat, or whose bars are all equal, become sentences."""
     drawn: list[Panel] = []
     constants: list[str] = []
@@ -99,7 +101,7 @@ def _section(content: Outcome, name: str, known: list[Axis], panels: Iterator[Pa
     return Section(name, *_ABOUT[name], known, drawn, constants)
 
 
-def _constant(content: Outcome, panel: Lines) -> str:
+def _constant(content: StudyResult, panel: Lines) -> str:
     groups: dict[str, list[str]] = {}
     for line in panel.lines:
         name = content.names[line.label] + (f" ({line.part})" if line.part else "")
@@ -111,7 +113,7 @@ def _constant(content: Outcome, panel: Lines) -> str:
     return f"{panel.title}, the same in every round: {'; '.join(parts)}."
 
 
-def metric_names(content: Outcome) -> list[str]:
+def metric_names(content: StudyResult) -> list[str]:
     """The evaluated metrics: accuracies first, then losses, in the order they were recorded."""
     columns = [run.columns for run in content.runs]
     names = dict.fromkeys(name for one in columns for name in one.names("metrics"))
@@ -121,7 +123,7 @@ def metric_names(content: Outcome) -> list[str]:
     return sorted(names, key=lambda name: ("accuracy" not in name, "loss" not in name))
 
 
-def _learning(content: Outcome, known: list[Axis]) -> Iterator[Panel]:
+def _learning(content: StudyResult, known: list[Axis]) -> Iterator[Panel]:
     names = metric_names(content)
     for name in names:
         if run_history.metric(name).known and name not in _fair(names):
@@ -132,7 +134,7 @@ def _fair(names: list[str]) -> list[str]:
     return [name for own in run_history.over_clients(names).values() for name in own]
 
 
-def _fairness(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
+def _fairness(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
     """Worst client, percentile and spread over the rounds, and each client's last value."""
     for base, names in run_history.over_clients(metric_names(content)).items():
         for name in names:
@@ -140,7 +142,7 @@ def _fairness(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
         yield from filter(None, [last_values(content, base)])
 
 
-def _more(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
+def _more(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
     """One panel a key; `X_bound` and `X_measured` share the panel `X`."""
     names = metric_names(content)
     unknown = [n for n in names if not run_history.metric(n).known and n not in _fair(names)]
@@ -165,7 +167,11 @@ def _stem(name: str) -> str:
 
 
 def _panel(
-    content: Outcome, known: list[Axis], get: Callable[[str], Value], *names: str, title: str = ""
+    content: StudyResult,
+    known: list[Axis],
+    get: Callable[[str], Value],
+    *names: str,
+    title: str = "",
 ) -> Iterator[Lines]:
     curves: list[Line] = []
     for name in names:
@@ -297,7 +303,7 @@ _CURVES = {
 """The figures of quantities that have a place of their own, by section."""
 
 
-def _curves(content: Outcome, rounds: list[Axis], section: str) -> Iterator[Panel]:
+def _curves(content: StudyResult, rounds: list[Axis], section: str) -> Iterator[Panel]:
     for one in _CURVES[section]:
         tracks = [lines(content, rounds, value) for value in one.values]
         found = tracks[0]
@@ -311,7 +317,7 @@ def _curves(content: Outcome, rounds: list[Axis], section: str) -> Iterator[Pane
             yield Lines(one.name, one.title, one.note, shown, one.log, one.share, one.zero)
 
 
-def _work(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
+def _work(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
     """What the participants did, and where the time of a round went."""
     yield from _curves(content, rounds, "work")
     columns = [run.columns for run in content.runs]
@@ -326,7 +332,7 @@ def _work(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
         yield Bars("profile", "Where the time went", note, "ms a round", values, [*found], "phase")
 
 
-def _clock(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
+def _clock(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
     """What a virtual clock tells: delays, idle time, and who worked when."""
     yield from _curves(content, rounds, "clock")
     counts = sum((run.columns.delays for run in content.runs), Counter[int]())
@@ -338,7 +344,7 @@ def _clock(content: Outcome, rounds: list[Axis]) -> Iterator[Panel]:
     yield from _strips(content)
 
 
-def _strips(content: Outcome) -> Iterator[Strip]:
+def _strips(content: StudyResult) -> Iterator[Strip]:
     """The first pieces of work of each label's first run."""
     for label, runs in list(content.labels.items())[:MOST_STRIPS]:
         pieces = runs[0].columns.pieces

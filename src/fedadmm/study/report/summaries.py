@@ -8,11 +8,11 @@ from typing import Any
 from fedadmm.core.config_tree import flattened
 from fedadmm.study import formatting, run_history
 from fedadmm.study.formatting import Table
-from fedadmm.study.results import Row, table
-from fedadmm.study.study_result import Outcome
+from fedadmm.study.results import MethodSummary, table
+from fedadmm.study.study_result import StudyResult
 
 
-def final_metrics(content: Outcome) -> list[str]:
+def final_metrics(content: StudyResult) -> list[str]:
     """The metrics worth a column: the compared one, one accuracy and the losses."""
     names = list(dict.fromkeys(name for row in content.results.rows for name in row.final))
     accuracy = [name for name in names if "accuracy" in name][:1]
@@ -23,7 +23,7 @@ def final_metrics(content: Outcome) -> list[str]:
     return [name for name in dict.fromkeys(wanted) if name in names] + content.results.over_clients
 
 
-def results_table(content: Outcome) -> Table:
+def results_table(content: StudyResult) -> Table:
     """The rows of a comparison, with what a search chose."""
     found = content.results
     rounds, seeds = (content.document.get(key) for key in ("rounds", "seeds"))
@@ -32,7 +32,7 @@ def results_table(content: Outcome) -> Table:
     return table(found, f"{content.problem}{about}{goal}", content.search)
 
 
-def all_tables(content: Outcome) -> dict[str, Table]:
+def all_tables(content: StudyResult) -> dict[str, Table]:
     """Every table of the page, by the name of its file."""
     found = {"runs": _runs(content)}
     if content.comparison:
@@ -43,7 +43,7 @@ def all_tables(content: Outcome) -> dict[str, Table]:
     return found | ({"search": search} if search is not None else {})
 
 
-def _runs(content: Outcome) -> Table:
+def _runs(content: StudyResult) -> Table:
     data = [
         {"method": run.method, "seed": run.seed, "status": run.status}
         | {key: run.tally[key] for key in ("rounds", "bytes_up", "bytes_down", "seconds")}
@@ -64,7 +64,7 @@ def _runs(content: Outcome) -> Table:
     return Table("Runs", headings, lines, data=data)
 
 
-def key_figures(content: Outcome) -> list[tuple[str, str, str]]:
+def key_figures(content: StudyResult) -> list[tuple[str, str, str]]:
     """(What, value, small print) for the head of the page."""
     tallies = [run.tally for run in content.runs]
     traffic = sum(tally["bytes_up"] + tally["bytes_down"] for tally in tallies)
@@ -81,7 +81,7 @@ def key_figures(content: Outcome) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _target_figure(content: Outcome) -> list[tuple[str, str, str]]:
+def _target_figure(content: StudyResult) -> list[tuple[str, str, str]]:
     if content.target is None:
         return []
     what = "Fewest rounds to the target" if content.comparison else "Rounds to the target"
@@ -97,7 +97,7 @@ def _target_figure(content: Outcome) -> list[tuple[str, str, str]]:
     return [(what, f"{first.rounds.mean:.4g}", small)]
 
 
-def _best_figure(content: Outcome) -> list[tuple[str, str, str]]:
+def _best_figure(content: StudyResult) -> list[tuple[str, str, str]]:
     name = content.results.metric
     scored = [row for row in content.results.rows if name in row.final]
     if name is None or not scored:
@@ -105,7 +105,7 @@ def _best_figure(content: Outcome) -> list[tuple[str, str, str]]:
     metric = run_history.metric(name)
     sign = 1 if metric.up else -1
 
-    def mean(row: Row) -> float:
+    def mean(row: MethodSummary) -> float:
         return row.final[metric.name].mean or 0.0
 
     best = max(scored, key=lambda row: sign * mean(row))
@@ -113,7 +113,7 @@ def _best_figure(content: Outcome) -> list[tuple[str, str, str]]:
     return [(what, formatting.metric(name, mean(best)), best.method if content.comparison else "")]
 
 
-def search_table(content: Outcome) -> Table | None:
+def search_table(content: StudyResult) -> Table | None:
     """What every label scored with every value that it tried, and which value it chose."""
     search = content.search
     if not search or not search.get("tried"):
@@ -135,7 +135,7 @@ def search_table(content: Outcome) -> Table | None:
     return Table("Search for learning rates", ["method", *values], lines, search["rule"])
 
 
-def configuration(content: Outcome) -> tuple[list[tuple[str, str]], Table]:
+def configuration(content: StudyResult) -> tuple[list[tuple[str, str]], Table]:
     """What all runs share, by dotted keys, and what differs between labels.
 
     The seed of a comparison's runs goes without saying.
