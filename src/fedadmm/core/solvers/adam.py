@@ -9,11 +9,15 @@ w - (m' + linear + weight (w - centre)) / (P + weight): without terms of the loc
 the step of `torch.optim.AdamW`, and the only point of rest solves the local problem, whatever P is.
 Without a quadratic term nothing bounds the step of a linear one (SCAFFOLD's), unless v knows it: it
 is then part of g.
-One step of FedADMM from theta is SISA (Zhou et al., Preconditioned Inexact Stochastic ADMM for Deep
-Models, Nature Machine Intelligence 2026), with its sigma = rho and its rho = 1 / lr:
+One step of FedADMM from theta has the form of SISA (Zhou et al., Preconditioned Inexact Stochastic
+ADMM for Deep Models, Nature Machine Intelligence 2026), with its sigma = rho and its rho = 1 / lr:
 
-    w_i = theta - (g_i + y_i) / (sigma + rho (sqrt(v_i) + epsilon))
+    w_i = theta - (g_i + y_i) / (sigma + rho (sqrt(v_i') + epsilon))
     y_i <- y_i + sigma (w_i - theta)
+
+SISA takes the second moment v_i as it is.  Here, as in Adam, v_i' = v_i / (1 - beta2^t) has no bias
+towards its initial zero: in the first step, with beta2 = 0.999, the square root of v_i would be 32
+times smaller.  The difference vanishes after some 1 / (1 - beta2) steps with kept moments.
 """
 
 from __future__ import annotations
