@@ -49,7 +49,7 @@ def adam(given, beta1: float, beta2: float, lr: float, eps: float, keep: bool) -
 
 
 @pytest.mark.parametrize(("beta1", "keep"), [(0.0, True), (0.6, True), (0.0, False), (0.6, False)])
-def test_one_kept_step_is_sisa_and_several_are_its_repetition(beta1, keep):
+def test_one_kept_step_is_sisas_with_corrected_moments_and_several_repeat_it(beta1, keep):
     given = federation(35, weights=WEIGHTS)
     moments = "kept" if keep else "fresh"
     solver = fa.Adam(0.1, None, beta1, 0.9, 1e-3, moments=moments)
