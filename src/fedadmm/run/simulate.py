@@ -40,6 +40,7 @@ from fedadmm.run.experiment import (
 )
 from fedadmm.run.loop import output_model, run
 from fedadmm.run.metrics import Best, ModelSelector
+from fedadmm.run.penalty_advice import advice_on_penalty
 from fedadmm.run.privacy import attach_privacy
 from fedadmm.run.record import Record, Stopwatch
 from fedadmm.run.resume import Begun, Journal
@@ -294,7 +295,7 @@ def _collect(
         buffers=model.buffers,
         trajectory=trajectory,
         history=history,
-        status=ending.sentence,
+        status=_with_advice(ending.sentence, history),
         code=ending.code,
         server=trees.clone(state.server),
         clients=StoredStates(store),
@@ -303,6 +304,12 @@ def _collect(
         own_models=LocalModelReader(job.algorithm, job.local.personal),
         best=trees.clone(state.components.get(BEST)),
     )
+
+
+def _with_advice(sentence: str, history: Sequence[Record]) -> str:
+    """Return why a run ended, followed by advice on its penalty if there is any."""
+    advice = advice_on_penalty(history)
+    return sentence if advice is None else f"{sentence}; {advice}"
 
 
 def check_pairing(
