@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -9,10 +10,14 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedadmm as fa
+from fedadmm.cli import app
 from fedadmm.core.pairwise_masks import new_identity, new_share
-from fedadmm.flower.site.node import Pauses, fork, run_node
+from fedadmm.flower.deploy.project import app_hash
+from fedadmm.flower.site.node import Pauses, check_app, fork, run_node, write_secret
+from fedadmm.flower.site.policy import POLICY, DeclinedError
 
 
 def _ended(child):
@@ -91,3 +96,52 @@ def test_flower_still_sleeps_where_the_pauses_are_put(name):
         text = source.read()
     assert "time.sleep(3)" in text
     assert "time.sleep(0.5)" in text
+
+
+def small_app(folder, body="server = client = None\n"):
+    """A Flower app of one file."""
+    package = folder / "small"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "app.py").write_text(body)
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "small"\nversion = "0.1.0"\ndescription = "x"\n'
+        'license = "Apache-2.0"\ndependencies = ["flwr"]\n[tool.flwr.app]\npublisher = "test"\n'
+        '[tool.flwr.app.components]\nserverapp = "small.app:server"\n'
+        'clientapp = "small.app:client"\n'
+    )
+    return folder
+
+
+def test_the_same_files_have_the_same_hash_and_others_another_one(tmp_path):
+    first, second = small_app(tmp_path / "a"), small_app(tmp_path / "b")
+    os.utime(second / "small" / "app.py", (1, 1))
+    (second / "small" / "__pycache__").mkdir()
+    (second / "small" / "__pycache__" / "app.pyc").write_bytes(b"x")
+    other = small_app(tmp_path / "c", "server = client = 1\n")
+    hashes = [app_hash(folder) for folder in (first, second, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
+    shown = CliRunner().invoke(app, ["deploy", "pin", str(first)])
+    assert shown.output == f'apps = ["{hashes[0]}"]\n'
+
+
+def test_an_app_that_is_not_pinned_is_declined_before_it_is_installed(tmp_path):
+    content = b"a bundle"
+    good = hashlib.sha256(content).hexdigest()
+    node = {"state-dir": str(tmp_path)}
+    assert check_app(content, node) == good  # without a policy every app may run
+    (tmp_path / POLICY).write_text(f'apps = ["{"0" * 64}", "{good}"]')
+    assert check_app(content, node) == good
+    with pytest.raises(DeclinedError) as raised:
+        check_app(content + b"x", node)
+    assert good in str(raised.value)
+    assert hashlib.sha256(content + b"x").hexdigest() in str(raised.value)
+
+
+def test_the_secret_of_a_node_is_readable_by_its_user_only(tmp_path):
+    first, second = write_secret(tmp_path / "a"), write_secret(tmp_path / "b")
+    assert first.stat().st_mode & 0o777 == 0o600
+    assert len(first.read_bytes()) == 32
+    assert first.read_bytes() != second.read_bytes()
+    with pytest.raises(FileExistsError):
+        write_secret(first)

@@ -7,15 +7,22 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import torch
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
 from typer.testing import CliRunner
 
 from fedadmm.cli import app
 from fedadmm.core.codec import read_checksummed
 from fedadmm.flower.deploy.keys import make_certificates, make_node_key
 from fedadmm.flower.deploy.processes import free_ports
+from fedadmm.flower.deploy.project import app_hash
+from fedadmm.flower.site.policy import POLICY
 from fedadmm.study.run_dir import RunDir
 
 from .harness import check_invariant, records_on_disk, server_on_disk
@@ -51,6 +58,61 @@ def test_with_tls_and_keys_equal_to_simulate(tmp_path):
         ground.start()
         equal_to_simulate(stage, ["fedadmm-insa"])
     nothing_left(stage)
+
+
+CHANGED = """
+import sys
+if "flwr.supernode.runtime.run_clientapp" in sys.modules:  # in a process of a site
+    (PLAN / "ran-at-a-site").write_text("")
+"""
+
+
+@pytest.mark.release
+def test_a_changed_app_runs_at_no_site_that_pins_another_one(tmp_path):
+    """The server gets an error reply with both hashes; the app's code is not even imported."""
+    stage = Stage(tmp_path, clients=3, tls=False)
+    pinned = app_hash(stage.app)
+    for client in range(3):
+        (tmp_path / f"site-{client}").mkdir()
+        (tmp_path / f"site-{client}" / POLICY).write_text(f'apps = ["{pinned}"]')
+    with stage.ground as ground:
+        ground.start()
+        ground.wait(stage.run(algorithms="fedavg", rounds=2, **SLOW), 300)
+        assert [r["cohort"]["clients"] for r in stage_records(stage, "fedavg")] == [[0, 1, 2]] * 2
+        assert acquire_without_secret(ground._node_ports[0]) in (401, 403)
+        module = stage.app / "faulty" / "app.py"
+        module.write_text(module.read_text() + CHANGED)
+        changed = app_hash(stage.app)
+        assert changed != pinned
+        run = stage.run(algorithms="fedadmm", rounds=1, round_timeout=20.0, start=20.0)
+        ground.wait(run, 300)
+        assert not stage.finished("fedadmm")
+        text = run.log.read_text()
+        assert changed in text
+        assert pinned in text
+        assert not (stage.plan / "ran-at-a-site").exists()
+    nothing_left(stage)
+
+
+def stage_records(stage, name):
+    stage.name = name
+    return stage.records()
+
+
+def acquire_without_secret(port):
+    """The status with which a node answers whoever asks for a task and has no secret."""
+    client = RuntimeHttpClient.from_server_address(
+        server_address=f"127.0.0.1:{port}",
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+    )
+    try:
+        with pytest.raises(httpx.HTTPStatusError) as raised:
+            client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+    finally:
+        client.close()
+    return raised.value.response.status_code
 
 
 @pytest.mark.release

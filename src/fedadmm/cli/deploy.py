@@ -218,6 +218,23 @@ def node(context: typer.Context) -> None:
     raise typer.Exit(run_node(context.args))
 
 
+@commands.command(epilog="Example: fedadmm deploy pin study/app")
+def pin(
+    app_folder: Annotated[
+        Path, typer.Argument(metavar="APP", help="The folder of a Flower app, or a built .fab.")
+    ],
+    as_json: options.AsJson = False,
+) -> None:
+    """Print the hash of an app, for the key `apps` of a site's site.toml.
+
+    It is that of the bundle which `flwr run` builds; the same files give the same hash.
+    """
+    from fedadmm.flower.deploy.project import app_hash
+
+    found = app_hash(app_folder)
+    _written({"sha256": found}, f'apps = ["{found}"]', as_json)
+
+
 @commands.command("rotate-key", epilog="Example: fedadmm deploy rotate-key sites/client-0")
 def rotate_key(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="A site's folder with its key.")],
@@ -323,9 +340,13 @@ def approve(
     for name, terms in found.items():
         typer.echo(f"{'approved' if run is not None else 'waits'}  {name}")
         for key, value in terms.items():
-            typer.echo(f"  {key:10} {', '.join(value) if isinstance(value, list) else value}")
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            typer.echo(f"  {key:13} {text or _NO_TERM.get(key, 'none')}")
     if not found:
         typer.echo("no run waits")
+
+
+_NO_TERM = {"app": "unknown: the node was not started by `fedadmm deploy node`"}
 
 
 @commands.command(epilog="Example: fedadmm deploy ledger state")

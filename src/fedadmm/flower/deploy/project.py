@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -297,6 +299,25 @@ federation = Federation(
 server = server_app(federation)
 client = client_app(federation, load)
 '''
+
+
+def app_hash(app: Path) -> str:
+    """Return the SHA-256 hash of an app's bundle, as `deploy node` compares it.
+
+    Args:
+        app: the folder of the app, which is built as `flwr run` does it, or a bundle (.fab).
+    """
+    from flwr.cli.build import build_fab_from_disk
+
+    if not app.exists():
+        raise ConfigError(f"APP: got '{app}', expected the folder of a Flower app or a .fab file.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a dependency of Flower's
+            content = app.read_bytes() if app.is_file() else build_fab_from_disk(app)
+    except ValueError as error:
+        raise ConfigError(f"APP: got '{app}', expected a Flower app; {error}") from None
+    return hashlib.sha256(content).hexdigest()
 
 
 def write_configured(folder: Path, config: Experiment, deployment: Deployment, run: Path) -> Path:

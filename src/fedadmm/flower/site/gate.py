@@ -156,7 +156,7 @@ class Gate:
         self._folder = base / FOLDER.format(client)
         self._node = context.node_config
         self.account = SiteAccount(base, client)
-        self.policy = _own(context, base, app)
+        self.policy = node_policy(context.node_config, base, app)
 
     def check_task(
         self, content: RecordDict, task: Task, body: bytes, objective: Callable[[], Objective]
@@ -327,14 +327,27 @@ class Gate:
             files.append(self._folder / LEFT, data, durable=True)
 
 
-def _own(context: Context, base: Path, app: SitePolicy) -> SitePolicy:
-    """The site's file comes before what the app says, and the node's configuration before both."""
-    named = context.node_config.get("policy")
-    path = base / POLICY if named is None else Path(str(named))
-    if named is not None and not files.exists(path):
-        raise ConfigError(f"node-config: policy is {str(named)!r}, but there is no such file")
-    policy = read_policy(path) if files.exists(path) else app
-    return policy.configured(context.node_config)
+def node_policy(
+    node: Mapping[str, Any], base: Path | None = None, app: SitePolicy | None = None
+) -> SitePolicy:
+    """Return the policy of a node.
+
+    Args:
+        node: the node's configuration; it has precedence, and may name the policy's file.
+        base: the state folder, by default that of the configuration; it may hold `site.toml`.
+        app: the policy of the app, for a site without a file.
+    """
+    if base is None and isinstance(node.get("state-dir"), str):
+        base = Path(str(node["state-dir"]))
+    named = node.get("policy")
+    path = None if base is None else base / POLICY
+    if named is not None:
+        path = Path(str(named))
+        if not files.exists(path):
+            raise ConfigError(f"node-config: policy is {str(named)!r}, but there is no such file")
+    found = path is not None and files.exists(path)
+    policy = read_policy(path) if path is not None and found else app or SitePolicy()
+    return policy.configured(node)
 
 
 def _steps(federation: Federation, objective: Objective, client: int) -> int:
