@@ -106,7 +106,7 @@ def make(seed: int) -> Plan:
     if _may_be_cut(algorithm) and newer.random() < 0.25:
         settings["pipeline"] = [fa.TopK(keep=1)]
     hides = Random(f"masked {seed}")
-    if mode == "rounds" and "upload" not in settings and hides.random() < 0.3:
+    if mode == "rounds" and "pipeline" not in settings and hides.random() < 0.3:
         # As fine as the doubles themselves, so that all books stay as exact as they are.
         settings["aggregator"] = fa.MaskedSum(bound=2048.0, step=2.0**-50)
         settings["ledger"] = "none"
@@ -115,7 +115,7 @@ def make(seed: int) -> Plan:
     calm = 2
     # Long enough to come to the optimum, with what was cut off as well; FedAvg has another limit.
     if seed % 128 == 5 and not isinstance(algorithm, fa.FedAvg):
-        calm = 120 if "upload" in settings else 30
+        calm = 120 if "pipeline" in settings else 30
     return Plan(
         Federation(**settings),
         settings["weights"],
@@ -124,7 +124,7 @@ def make(seed: int) -> Plan:
         # Without rounds the others go on while one is repaired: it needs time for its turn.
         tail=calm * (1 if mode == "rounds" else 2 * clients),
         liar=chance.randrange(clients) if "a liar" in kinds else None,
-        lying_server="aggregate" in settings and hides.random() < 0.5,
+        lying_server="aggregator" in settings and hides.random() < 0.5,
         policies=_policies(Random(f"policies {seed}"), settings),
     )
 
@@ -140,7 +140,7 @@ def _policies(chance: Random, settings: dict[str, Any]) -> list[dict[str, Any]]:
         if strict:
             agreed["approval"] = chance.random() < 0.3
             agreed["metrics"] = chance.choice([["loss"], ["loss", "accuracy"]])
-        if strict and "aggregate" in settings:
+        if strict and "aggregator" in settings:
             agreed["sets_apart"] = chance.random() < 0.6
             agreed["minimum_sites"] = chance.choice([3, drawn])
         found.append(agreed)

@@ -296,7 +296,7 @@ def a_set_of_two(patch: pytest.MonkeyPatch) -> None:
 
 def under_two_sets(patch: pytest.MonkeyPatch) -> None:
     """A site does not remember for which set its upload left."""
-    patch.setattr(site_masking.PendingUploads, "left", lambda _: None)
+    patch.setattr(site_masking.PendingUploads, "left", lambda _: [])
 
 
 def near_the_last_set(patch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def near_the_last_set(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: Any, *given: Any) -> Any:
         found = demand(self, *given)
-        return found if found.apart == 0 else found._replace(clients=frozenset())
+        return found._replace(others=())
 
     patch.setattr(site_masking.PendingUploads, "demand", forgetful)
 
