@@ -423,22 +423,22 @@ class Books:
     ) -> tuple[dict[int, Chain], Virtual]:
         """Whoever was not part of a step has moved by sigma times its mean."""
         nobody = Chain(LedgerEntry(), self._nothing, self._nothing)
-        acked_version = {
+        counted = {
             c: self._weights[c]
             for c, chain in chains.items()
             if chain.entry.version > earlier.get(c, nobody).entry.version
         }
-        if self._sigma == 0.0 or not acked_version:
+        if self._sigma == 0.0 or not counted:
             return chains, virtual
-        share = sum(acked_version.values())
+        share = sum(counted.values())
         sigma = self._sigma
         if sigma == "auto":
-            sigma = min(1.0, len(acked_version) / 10) * (1 - virtual.unseen)
-        steps = [self.uploads[chains[c].entry.digest].numbers[0] for c in acked_version]
-        mean = sum(w * step for w, step in zip(acked_version.values(), steps, strict=True)) / share
+            sigma = min(1.0, len(counted) / 10) * (1 - virtual.unseen)
+        steps = [self.uploads[chains[c].entry.digest].numbers[0] for c in counted]
+        mean = sum(w * step for w, step in zip(counted.values(), steps, strict=True)) / share
         moved = {
             c: chain
-            if c in acked_version
+            if c in counted
             else chain._replace(total=(chain.total[0] + sigma * mean,))
             for c, chain in chains.items()
         }

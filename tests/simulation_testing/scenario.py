@@ -20,6 +20,7 @@ import fedadmm as fa
 from fedadmm.core import clock, files
 from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.flower.federation import Federation
+from fedadmm.flower.secure_aggregation import pending_uploads
 from fedadmm.flower.server import checkpoint as server_checkpoint
 from fedadmm.flower.server.run_recorder import read_events
 from fedadmm.flower.server.server_app import server_app
@@ -63,11 +64,18 @@ class Scenario:
                     break
                 self._between()
             self._calm()
-        return self.world.counts
+        return self.world.counts + self.world.audit.counts
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
         names = Random(f"names {self.seed}")
+        masked = pending_uploads.masked
+
+        def listening(words: Any, client: int, private: bytes, subject: str, shares: Any) -> Any:
+            if subject.startswith("update"):
+                self.world.audit.masking(client, words, [share.client for share in shares])
+            return masked(words, client, private, subject, shares)
+
         fake = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{names.getrandbits(128):032x}"))
         loggers = [logging.getLogger(name) for name in ("fedadmm", "flwr.fedadmm")]
         levels = [logger.level for logger in loggers]
@@ -78,6 +86,7 @@ class Scenario:
                 files.using(self.world.disk),
                 clock.using(Time(self.world)),
                 mock.patch.object(server_checkpoint, "uuid", fake),
+                mock.patch.object(pending_uploads, "masked", listening),
             ):
                 yield
         finally:

@@ -31,6 +31,7 @@ from fedadmm.flower.site.app import client_app
 from .books import Books, Violation
 from .byzantine_site import Liar
 from .disk import SimulatedDisk, refusal
+from .double_entry import DoubleEntry
 from .plan import Plan
 
 _CHANGES = ("create", "write", "sync", "replace", "remove", "make", "lock")
@@ -118,6 +119,9 @@ class World:
         self._identify()
         self.books = Books(plan, self.disk.peek, self.disk.survivor)
         self.books.ever_tampered |= {n.client for n in self.nodes.values() if n.number >= 2000}
+        self.touched: set[int] = set()
+        """The clients whose disks somebody wiped, restored or damaged."""
+        self.audit = DoubleEntry(plan, self.disk.survivor, self.touched)
         self.liar = None if plan.liar is None else Liar(plan.liar, self.chance)
         self._app = client_app(plan.federation, lambda context: plan.objectives[_number(context)])
 
@@ -283,6 +287,7 @@ class World:
             self._meddled.add(node.machine)
             self.disk.wipe(node.machine, "state")
             self.books.meddled(node.client, self.now)
+            self.touched.add(node.client)
         elif kind == "restored sites":
             if node.machine not in self._copies or chance.random() < 0.5:
                 self._copies[node.machine] = self.disk.backup(node.machine, "state")
@@ -290,6 +295,7 @@ class World:
             self._meddled.add(node.machine)
             self.disk.restore(node.machine, "state", self._copies[node.machine])
             self.books.meddled(node.client, self.now)
+            self.touched.add(node.client)
         elif kind == "wall clock leaps":
             self.date += timedelta(days=chance.choice([-7000, -1, 1, 7000]))
             self._expired = next(self._serial)
@@ -343,6 +349,7 @@ class World:
             return False
         self.disk.flip(self.chance.choice(below), self.chance)
         self.books.meddled(node.client, self.now)
+        self.touched.add(node.client)
         return True
 
     def _flip_server(self) -> bool:
@@ -432,6 +439,8 @@ class World:
             self._ask_for_more(node, message)
         if reply is None:
             return
+        if not reply.has_error():
+            self.audit.arrived(node.client, message.content, reply.content)
         for delay in self._fate():
             self.later(delay, lambda: self._arrive(message, reply))
 
@@ -524,6 +533,7 @@ class World:
         if wire.SET in message.content and wire.HEAD in content:
             self.books.masked(message.content, content, node.machine)
             self.counts["masked uploads"] += 1
+        self.audit.answered(node.client, node.machine, message.content, content)
         self._check_policy(node, content)
         lies = self.liar is not None and node.client == self.liar.client and not self.quiet
         if lies and self.liar is not None and wire.HEAD in message.content:
@@ -587,6 +597,7 @@ class World:
     def _replaced(self, path: str, old: bytes | None, new: bytes) -> None:
         if path == _SERVER_FILE:
             self.books.saved(old, new)
+            self.audit.checkpoint(old, new)
             self.counts["checkpoints"] += 1
 
 
