@@ -437,9 +437,7 @@ class Books:
         steps = [self.uploads[chains[c].entry.digest].numbers[0] for c in counted]
         mean = sum(w * step for w, step in zip(counted.values(), steps, strict=True)) / share
         moved = {
-            c: chain
-            if c in counted
-            else chain._replace(total=(chain.total[0] + sigma * mean,))
+            c: chain if c in counted else chain._replace(total=(chain.total[0] + sigma * mean,))
             for c, chain in chains.items()
         }
         return moved, Virtual((virtual.total[0] + sigma * mean,), virtual.unseen * (1 - share))

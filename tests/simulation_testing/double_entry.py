@@ -100,6 +100,8 @@ class DoubleEntry:
         self._posted: dict[tuple[int, str], Posting] = {}
         self._credited: dict[str, Credited] = {}
         """By the digest of a checkpoint."""
+        self._whole: dict[bytes, bytes] = {}
+        """Damaged checkpoints, and what they were."""
         self._states: dict[int, set[str]] = {c: {INITIAL} for c in range(plan.federation.clients)}
         """The states of each client whose uploads were ever credited."""
         self._words: dict[tuple[int, bytes], list[bytes]] = {}
@@ -196,19 +198,23 @@ class DoubleEntry:
 
     # what the server counts -----------------------------------------------------------------------
 
+    def flipped(self, whole: bytes, damaged: bytes) -> None:
+        """Note that a bit of a checkpoint changed; a running server goes on from the whole one."""
+        self._whole[damaged] = self._whole.get(whole, whole)
+
     def checkpoint(self, old: bytes | None, new: bytes) -> None:
         """Audit a checkpoint that takes the place of another one."""
+        if old is not None:
+            old = self._whole.get(old, old)
         after, before = self._read(new), None if old is None else self._read(old)
         assert after is not None
         if before is None or before.run != after.run:
             if after.entries or not _equal(after.state.server, self._first.server, 0.0):
-                if old is None or before is not None:
-                    raise Violation("a run begins with something that nobody sent")
-                return  # it takes the place of a damaged one
+                raise Violation("a run begins with something that nobody sent")
             before = after._replace(state=self._first._replace(round=after.state.round))
-        known = {} if old is None else self._credited.get(_digest(old), None)
+        known = {} if old is None else self._credited.get(_digest(old))
         if known is None:
-            return  # what was restored or damaged is no checkpoint that we saw
+            raise Violation("the server went on from a checkpoint that it never wrote")
         credited = {c: tuple(known.get(c, ())) for c in range(self._plan.federation.clients)}
         server, fresh = before.state.server, dict[int, Posting]()
         for client, (incarnation, version, digest) in after.entries.items():

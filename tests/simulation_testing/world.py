@@ -362,6 +362,7 @@ class World:
         after = self.disk.peek(path)
         if path == _SERVER_FILE and before is not None and after is not None:
             self.books.flipped(before, after)
+            self.audit.flipped(before, after)
         self.counts["flipped bits at the server"] += 1
         self.flipped.add(path.rsplit("/", 1)[1].split("-")[0])
         return True
