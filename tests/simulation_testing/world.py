@@ -32,7 +32,7 @@ from .books import Books, Violation
 from .byzantine_site import Liar
 from .disk import SimulatedDisk, refusal
 from .double_entry import DoubleEntry
-from .plan import Plan
+from .plan import Plan, with_run
 
 _CHANGES = ("create", "write", "sync", "replace", "remove", "make", "lock")
 _SERVER_FILE = "/server/run/checkpoint/server.safetensors"
@@ -123,11 +123,17 @@ class World:
         """The clients whose disks somebody wiped, restored or damaged."""
         self.audit = DoubleEntry(plan, self.disk.survivor, self.touched)
         self.liar = None if plan.liar is None else Liar(plan.liar, self.chance)
-        self._app = client_app(plan.federation, lambda context: plan.objectives[_number(context)])
+        # Rounds are repeated many times here, which an approved run may do only so often.
+        rounds = 10 * (plan.tail + 10)
+        self._app = client_app(with_run(plan.federation, rounds=rounds), self._load)
 
     @property
     def clients(self) -> int:
         return self.plan.federation.clients
+
+    def _load(self, context: Context) -> Any:
+        """A site's data, as its app loads them for every message."""
+        return self.plan.objectives[_number(context)]
 
     def _install(self, machine: str) -> None:
         """A machine with its folders, as an operator leaves it."""
