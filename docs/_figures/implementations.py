@@ -120,8 +120,8 @@ def figure(curves: dict[str, dict[str, Array]]) -> Figure:
             rounds = np.arange(1, len(distance) + 1)
             shown = np.maximum(distance, 1e-11)
             plot.plot(rounds, shown, dashes, color=colour, linewidth=width, label=name)
-        plot.set(title=panel, yscale="log", ylim=(3e-11, 20), xlabel="round")
-        plot.legend(fontsize=7.5, loc="lower right" if panel != "SCAFFOLD" else "center right")
+        plot.set(title=panel, yscale="log", ylim=(3e-11, 3e4), xlabel="round")
+        plot.legend(fontsize=7.5, loc="upper right")
     plots[0].set_ylabel("distance to the optimum")
     return drawn
 
