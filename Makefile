@@ -37,7 +37,7 @@ figure: $(VENV)/.demo
 	$(BIN)/fedadmm report runs/figure --figures runs/figure/figures
 	cp runs/figure/figures/test_accuracy-bytes.svg docs/learning-curves.svg
 	$(BIN)/python docs/_figures/around_the_global_model.py docs/clients.svg docs/starts.svg
-	$(BIN)/python docs/_figures/participation.py docs/participation-tables.md docs/participation.svg
+	$(BIN)/python docs/_figures/participation.py studies/participation/all-results.md docs/participation.svg
 	$(BIN)/python docs/_figures/reproduction.py docs
 	$(BIN)/python docs/_figures/report.py runs/figure/report.html docs/report.png
 

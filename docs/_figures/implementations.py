@@ -21,8 +21,7 @@ from svg import write
 
 import fedadmm as fa
 from support import programs
-from support.federations import federation
-from support.federations import run as simulated
+from support.federations import federation, run as simulated
 from support.programs import Work
 
 ROUNDS, ALPHA, WORK = 300, 0.4, Work(5, 0.1)

@@ -1,4 +1,4 @@
-"""Draws docs/participation.svg: rounds by participation, from docs/participation-tables.md.
+"""Draws docs/participation.svg: rounds by participation, from studies/participation/all-results.md.
 
 The figure reads the tables of that page, so that both show the same numbers.
 """

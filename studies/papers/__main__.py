@@ -3,7 +3,7 @@
 python -m studies.papers keep runs/reproduce/gong-fig8-quick … "when, on what"
 python -m studies.papers page
 
-`page` writes docs/reproduction-tables.md, the parts of docs/reproduction.md between comments
+`page` writes all-results.md, the parts of docs/reproduction.md between comments
 `<!-- NAME -->` and `<!-- end -->`, and the figures of that page, from the stored results and from
 those of `python -m studies.gong`.
 """
@@ -255,7 +255,7 @@ def filled(text: str) -> str:
     for name, make in PARTS.items():
         part = re.compile(rf"(<!-- {name} -->)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
         found = part.findall(text)
-        assert len(found) == 1, f"the page has {len(found)} parts {name!r}, but must have one"
+        assert len(found) <= 1, f"the page has {len(found)} parts {name!r}, but must have one"
         gap = "\n\n" if re.search(f"(?m)^{part.pattern}$", text, re.DOTALL) else ""
         text = part.sub(rf"\g<1>{gap}{make()}{gap}\g<2>", text)
     return text
@@ -286,7 +286,7 @@ def main(words: list[str]) -> None:
             for folder in folders:
                 print(keep(Path(folder), made))
         case ["page"]:
-            (DOCS / "reproduction-tables.md").write_text(page(), "utf-8")
+            (HERE / "all-results.md").write_text(page(), "utf-8")
             path = DOCS / "reproduction.md"
             path.write_text(filled(path.read_text("utf-8")), "utf-8")
             sys.path.insert(0, str(DOCS / "_figures"))

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_is_the_one_that_the_results_make() -> None:
     """`python -m studies.papers page` makes both pages and their figures again."""
-    assert (ROOT / "docs/reproduction-tables.md").read_text("utf-8") == page()
+    assert (ROOT / "studies/papers/all-results.md").read_text("utf-8") == page()
     text = (ROOT / "docs/reproduction.md").read_text("utf-8")
     assert filled(text) == text
 

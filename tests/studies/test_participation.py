@@ -249,7 +249,7 @@ def test_the_fixed_horizon_has_the_studys_problems_and_search_but_no_targets() -
 
 
 def test_the_page_has_the_tables_of_the_committed_results() -> None:
-    page = (Path(__file__).parents[2] / "docs/participation-tables.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "studies/participation/all-results.md").read_text("utf-8")
     assert cnn.table("digits-cnn-10")[-1] in page
     assert cnn.paged(page) == page
 
