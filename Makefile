@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := flower,ray,prox,tensorboard,mlflow,wandb,onnx,tune,privacy,hugging-face,lightning,docs,test,check
 
-.PHONY: setup demo figure test test-all coverage check format docs browser faults fuzz dst mutants bench bench-peers clean
+.PHONY: setup demo figure test test-all coverage check format docs docs-data browser faults fuzz dst mutants bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -37,7 +37,8 @@ figure: $(VENV)/.demo
 	$(BIN)/fedadmm report runs/figure --figures runs/figure/figures
 	cp runs/figure/figures/test_accuracy-bytes.svg docs/learning-curves.svg
 	$(BIN)/python docs/_figures/around_the_global_model.py docs/clients.svg docs/starts.svg
-	$(BIN)/python docs/_figures/participation.py studies/participation/all-results.md docs/participation.svg
+	PYTHONPATH=tests $(BIN)/python docs/_figures/implementations.py docs/implementations.svg docs/implementations.csv
+	$(BIN)/python -m studies.participation_rate --figure docs/participation-rate.svg digits
 	$(BIN)/python docs/_figures/reproduction.py docs
 	$(BIN)/python docs/_figures/report.py runs/figure/report.html docs/report.png
 
@@ -59,6 +60,11 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/typing
 	$(BIN)/lint-imports
+
+# The tables of the pages, from committed results.
+docs-data: $(STAMP)
+	$(BIN)/python docs/_data/tables.py
+	$(BIN)/python -m studies.papers page
 
 docs: $(STAMP)
 	$(BIN)/mkdocs serve

@@ -1,4 +1,4 @@
-"""The Python reference: every name that `import fedadmm` offers."""
+"""The Python reference: every public name, on one page per subpackage."""
 
 from __future__ import annotations
 
@@ -15,27 +15,59 @@ import fedadmm.flower
 from fedadmm.core.parts import FAMILIES
 
 ROLES = (
-    ("fedadmm.core.contracts", ("Algorithm", "LocalProblem", "LocalResult", "Received", "Needs")),
+    (
+        "fedadmm.core.contracts",
+        (
+            "Algorithm",
+            "LocalProblem",
+            "LocalResult",
+            "LocalNeeds",
+            "Requirements",
+            "Cohort",
+            "Round",
+        ),
+    ),
     ("fedadmm.core.outputs", ("Output", "Iterate")),
     ("fedadmm.study.report", ("write_report",)),
 )
-"""What somebody who adds a method, or writes a report from Python, needs besides."""
+"""Names for those who add a method, or write a report from Python."""
 
 
-def page(names: list[str] | None = None) -> str:
-    """One entry per name, grouped by the package that a reader would look in."""
-    offered = [name for name in names or fedadmm.__all__ if name != "__version__"]
+FIRST = ("simulate", "Experiment", "Problem", "Result")
+"""What every program uses."""
+ABOUT = {
+    "algorithms": "Methods",
+    "core": "Problems, objectives, solvers, samplers and other components",
+    "data": "Data sets, partitions and problems",
+    "run": "Running and recording",
+    "study": "Estimators, predictions and reports",
+    "theory": "Constants, bounds and certificates",
+}
+
+
+def pages() -> dict[str, str]:
+    """Address -> Markdown: the names used first, then one page per subpackage."""
+    offered = [name for name in fedadmm.__all__ if name not in ("__version__", *FIRST)]
     homes = sorted((_package(name), name) for name in offered)
-    parts = ["# Python", "`import fedadmm` offers these names; `fedadmm.__version__` besides."]
+    found: dict[str, str] = {}
     for package, entries in groupby(homes, key=lambda pair: pair[0]):
-        parts.append(f"## {package}")
+        room = package.partition(".")[2] or package
+        parts = [f"# {package}", f"{ABOUT.get(room, '')}."]
         parts += [_entry(name) for _, name in entries]
-    parts.append("## fedadmm.flower")
-    parts += [f"::: {_home(getattr(fedadmm.flower, name))}" for name in fedadmm.flower.__all__]
-    parts.append("## For those who add to it")
-    for module, own in ROLES:
-        parts += [f"::: {module}.{name}" for name in own]
-    return "\n\n".join(parts) + "\n"
+        found[f"reference/api-{room}.md"] = "\n\n".join(parts) + "\n"
+    flower = [f"::: {_home(getattr(fedadmm.flower, name))}" for name in fedadmm.flower.__all__]
+    found["reference/api-flower.md"] = "\n\n".join(["# fedadmm.flower", *flower]) + "\n"
+    own = [f"::: {module}.{name}" for module, names in ROLES for name in names]
+    own.append("::: fedadmm.testing.check_algorithm")
+    found["reference/api-extending.md"] = "\n\n".join(["# For extensions", *own]) + "\n"
+    links = [f"* [`{address[14:-3]}`]({address[10:]})" for address in sorted(found)]
+    start = [
+        "# Python",
+        "`import fedadmm as fa` has every name of these pages except those of the last two.",
+        "\n".join(links),
+        *(_entry(name) for name in FIRST),
+    ]
+    return {"reference/api.md": "\n\n".join(start) + "\n", **found}
 
 
 def _entry(name: str) -> str:

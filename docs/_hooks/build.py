@@ -1,4 +1,4 @@
-"""Generate pages from the code when the site is built, so that they stay true to it."""
+"""Navigation of the site, and its pages that are generated from the code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import markdown
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -18,77 +19,80 @@ import maths
 import methods
 import settings
 
-SHELF = {
-    "Start": [
-        "index.md",
-        "quickstart.md",
-        "tutorial.md",
-        "concepts.md",
+STUDIES = Path(__file__).parents[2] / "studies"
+NAVIGATION: dict[str, Any] = {
+    "Home": "index.md",
+    "Tutorials": ["quickstart.md", "tutorial.md", "paper-table.md", "first-federation.md"],
+    "How-to: experiments": [
         "choosing.md",
-        "coming-from.md",
-        "faq.md",
-        "glossary.md",
-    ],
-    "Guides": [
-        "estimator.md",
-        "own-model.md",
-        "bring-your-own.md",
-        "personal-models.md",
         "data.md",
+        "own-model.md",
         "runs.md",
-        "reports.md",
+        "estimator.md",
+        "personal-models.md",
+        "asynchrony.md",
         "state.md",
+        "faq.md",
+    ],
+    "How-to: deployment": ["deployment.md", "operations.md", "site-policy.md", "flower-app.md"],
+    "How-to: protection": [
         "privacy.md",
-        "secure-sums.md",
+        "compression.md",
+        "secure-aggregation.md",
         "robust.md",
         "gradient-inversion.md",
-        "asynchrony.md",
-        "incentives.md",
-        "flower-app.md",
-        "deployment.md",
-        "add-an-algorithm.md",
-        "add-a-solver.md",
-        "add-a-sampler.md",
     ],
-    "Methods": [],
+    "How-to: extending": ["add-an-algorithm.md", "add-a-solver.md"],
+    "Explanation": ["concepts.md", "theory.md", "exactly-once.md", "architecture.md"],
     "Evidence": [
-        "theory.md",
-        "participation.md",
-        "participation-tables.md",
+        "implementations.md",
+        "paper-findings.md",
         "reproduction.md",
-        "reproduction-tables.md",
-        "checked-against.md",
+        "participation.md",
         "deployment-tests.md",
         "benchmarks.md",
     ],
-    "Reference": ["reference/commands.md", "reference/config.md", "reference/api.md"],
-    "Inside": ["architecture.md"],
+    "Reference": [
+        {"Python": sorted(api.pages())},
+        "reference/config.md",
+        "reference/commands.md",
+        {"Methods": list(methods.pages())},
+        "glossary.md",
+        "coming-from.md",
+    ],
 }
-"""The order of the pages; a page of docs/ that is not listed here joins the guides."""
+TABLES = {"papers": "The papers' tables and figures", "participation": "Low participation"}
+"""Study -> title of the page with all of its numbers, which is linked but not in the navigation."""
 
 
 def generated() -> dict[str, str]:
     """Address -> Markdown of every page that is made from the code."""
     return {
         **methods.pages(),
-        "reference/api.md": api.page(),
+        **api.pages(),
         "reference/commands.md": commands.page(),
         "reference/config.md": settings.page(),
     }
 
 
+def tables(study: str, title: str) -> str:
+    """Return the stored tables of a study as one HTML page without the site's navigation."""
+    text = (STUDIES / study / "all-results.md").read_text("utf-8").replace("../../docs/", "../")
+    body = markdown.markdown(text, extensions=["tables", "toc", "fenced_code"])
+    body = body.replace('.md"', '/"').replace(".md#", "/#")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width">'
+        "<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;padding:0 1rem;"
+        "max-width:72rem}table{border-collapse:collapse;display:block;overflow-x:auto;"
+        "font-size:13px}td,th{border:1px solid #ccc;padding:.25em .5em;text-align:left}</style>"
+        f'<p><a href="../">fedadmm</a></p>{body}</html>'
+    )
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put each page into its section of the navigation."""
-    made = generated()
-    written = {path.name for path in Path(config.docs_dir).glob("*.md")}
-    shelves: dict[str, list[Any]] = {name: list(pages) for name, pages in SHELF.items()}
-    shelves["Methods"] = [page for page in made if page.startswith("methods/")]
-    known = {page for pages in SHELF.values() for page in pages}
-    shelves["Guides"] += sorted(written - known)
-    config.nav = [
-        {name: [page for page in pages if page in made or page in written]}
-        for name, pages in shelves.items()
-    ]
+    """Set the navigation."""
+    config.nav = [{title: pages} for title, pages in NAVIGATION.items()]
     return config
 
 
@@ -96,6 +100,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     for address, text in generated().items():
         files.append(File.generated(config, address, content=text))
+    for study, title in TABLES.items():
+        files.append(File.generated(config, f"tables/{study}.html", content=tables(study, title)))
     return files
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 from maths import described, prose
@@ -9,7 +10,7 @@ from settings import fields_of
 from sources import docstring, one_line
 
 from fedadmm.algorithms import REGISTRY
-from fedadmm.core.contracts import AnyAlgorithm
+from fedadmm.core.contracts import AnyAlgorithm, Requirements
 
 
 def pages() -> dict[str, str]:
@@ -28,24 +29,54 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def _requirements(method: type[AnyAlgorithm]) -> Requirements:
+    """Return what a method requires with its default hyper-parameters, or 1 where it has none."""
+    fields = dataclasses.fields(method)  # type: ignore[arg-type]
+    needed = [field for field in fields if field.default is dataclasses.MISSING]
+    return method(**{field.name: 1.0 for field in needed}).requirements
+
+
+GROUPS = {
+    "Primal-dual methods": "aligned a-fedpd async-feddr consensus fedadmm feddr fedpd feddyn "
+    "fedsplit",
+    "Corrections at the client": "scaffold scaffnew adabest fedcm fednova",
+    "Averaging, server optimisers, asynchronous and personalised": "",
+    "Variants that follow a paper's text or program": "",
+}
+"""Group -> beginnings of the names of its methods; others are in the last but one."""
+
+
+def _group(method: type[AnyAlgorithm]) -> str:
+    """Return the group of a method."""
+    titles = list(GROUPS)
+    if method.name.endswith(("-released", "-printed")):
+        return titles[-1]
+    for title, names in GROUPS.items():
+        if any(method.name.startswith(name) for name in names.split()):
+            return title
+    return titles[-2]
+
+
 def _overview() -> str:
-    rows = [
-        f"| [{method.title}]({method.name}.md) | `{method.name}` | {method.paper} | "
-        f"{_yes(method.accepts_partial)} | {_yes(method.accepts_regularizer)} |"
-        for method in _sorted()
+    parts = [
+        "# All methods",
+        "The page of each method is generated from the docstring of the module that runs, with its "
+        "recursion. [Concepts](../concepts.md) has all of them in one table.",
     ]
-    return "\n".join(
-        [
-            "# All methods",
-            "",
-            "Every page below is made from the docstring of the module that runs.",
-            "",
-            "| method | name | paper | partial participation | regulariser g |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
+    for title in GROUPS:
+        rows = [
+            f"| [{method.title}]({method.name}.md) | `{method.name}` | {method.paper} | "
+            f"{_yes(not _requirements(method).full_participation)} | "
+            f"{_yes(_requirements(method).regularizer)} |"
+            for method in _sorted()
+            if _group(method) == title
         ]
-    )
+        head = [
+            "| method | name | paper | partial participation | regularizer g |",
+            "|---|---|---|---|---|",
+        ]
+        parts += [f"## {title}", "\n".join([*head, *rows])]
+    return "\n\n".join(parts) + "\n"
 
 
 def _page(method: type[AnyAlgorithm]) -> str:
@@ -68,9 +99,10 @@ def _page(method: type[AnyAlgorithm]) -> str:
 def _facts(method: type[AnyAlgorithm]) -> str:
     names = {"Server": "The server keeps", "Client": "A client keeps", "Message": "A client sends"}
     module = sys.modules[method.__module__]
+    needs = _requirements(method)
     lines = [
-        f"* Clients may be absent from a round: {_yes(method.accepts_partial)}.",
-        f"* The server step applies the prox of a regulariser: {_yes(method.accepts_regularizer)}.",
+        f"* Clients may be absent from a round: {_yes(not needs.full_participation)}.",
+        f"* The server step applies the prox of a regularizer: {_yes(needs.regularizer)}.",
     ]
     for name, words in names.items():
         state = getattr(module, name, None)
@@ -89,7 +121,7 @@ def _use(method: type[AnyAlgorithm]) -> str:
             "",
             "```",
             f"fedadmm run quickstart --algorithm {method.name}"
-            + ("" if method.accepts_partial else " --set sampler.name=full"),
+            + ("" if not _requirements(method).full_participation else " --set sampler.name=full"),
             "```",
         ]
     )

@@ -6,12 +6,12 @@ import json
 from dataclasses import MISSING, Field
 from typing import Any
 
-from fedadmm.core.tables import to_table
 from maths import prose
 from sources import default_of, field_docs, one_line
 
+from fedadmm.core.config_tree import to_config
 from fedadmm.core.local_work import LocalWork
-from fedadmm.core.parts import FAMILIES, annotations_of, table_fields
+from fedadmm.core.parts import FAMILIES, annotations_of, config_fields
 from fedadmm.core.validation import ROLES, allowed, kind_of, members
 from fedadmm.run.evaluation import Evaluation, Target
 from fedadmm.run.experiment import Checkpointing, Experiment, Storage
@@ -21,8 +21,8 @@ register()
 
 INTRODUCTION = """
 A configuration is a TOML file; `fedadmm run FILE --print-config` prints it with every default
-filled in. A table names a part, and its other keys are the arguments of that part's constructor in
-Python. TOML has no null: write `none`. Unknown keys are refused, with the nearest
+filled in. A config section names a component, and its other keys are the arguments of its
+constructor in Python. TOML has no null: write `none`. Unknown keys are rejected, with the nearest
 right one. `--set algorithm.rho=0.1` changes one key from the command line.
 """
 
@@ -38,13 +38,11 @@ _FAMILIES = {
     "regularizer": "regularizer",
     "algorithm": "algorithm",
     "solver": "local.solver",
-    "perturb": "local.solver.perturb",
     "stop": "local.stop",
-    "start": "local.start",
     "personal": "local.personal",
     "sampler": "sampler",
     "engine": "engine",
-    "aggregate": "aggregate",
+    "aggregator": "aggregator",
     "output": "output",
 }
 
@@ -58,18 +56,18 @@ def page() -> str:
         parts.append(f"## \\[{key}\\]")
         for name in FAMILIES[family]:
             parts += _part(family, name)
-    parts.append("## \\[\\[upload\\]\\]")
+    parts.append("## \\[\\[pipeline\\]\\]")
     parts.append(
-        "A list of tables: what happens to a client's message before the sum, in this order."
+        "A list of postprocessors, which act on messages and on the aggregate in this order."
     )
-    for name in FAMILIES["upload"]:
-        parts += _part("upload", name)
+    for name in FAMILIES["pipeline"]:
+        parts += _part("pipeline", name)
     parts.append("## \\[\\[callbacks\\]\\]")
-    parts.append("A list of tables: what looks at the run while it goes on.")
+    parts.append("A list of components that observe a run.")
     for name in FAMILIES["callback"]:
         parts += _part("callback", name)
     parts.append("## Schedules")
-    parts.append("Where a number may change over the rounds, a table takes its place.")
+    parts.append("A number that changes over the rounds.")
     for name in FAMILIES["schedule"]:
         parts += _part("schedule", name)
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -81,7 +79,7 @@ def fields_of(part: Any) -> str:
     rows = [
         f"| `{field.name}` | {_type(known[field.name])} | {default_of(field)} | "
         f"{prose(about.get(field.name, ''))} |"
-        for field in table_fields(part)
+        for field in config_fields(part)
     ]
     if not rows:
         return "No parameters of its own."
@@ -96,7 +94,7 @@ def _part(family: str, name: str) -> list[str]:
 
 def _keys(kind: Any) -> str:
     known, about = annotations_of(kind), field_docs(kind)
-    plain = [field for field in table_fields(kind) if not _is_table(known[field.name])]
+    plain = [field for field in config_fields(kind) if not _is_table(known[field.name])]
     rows = [
         f"| `{field.name}` | {_type(known[field.name])} | {_default(field)} | "
         f"{prose(one_line(about.get(field.name, '')))} |"
@@ -117,7 +115,7 @@ def _is_table(annotation: Any) -> bool:
 def _default(field: Field[Any]) -> str:
     made = field.default_factory
     value = field.default if made is MISSING else made()
-    return "" if value is MISSING else f"`{json.dumps(to_table(value))}`"
+    return "" if value is MISSING else f"`{json.dumps(to_config(value))}`"
 
 
 def _type(annotation: Any) -> str:
