@@ -32,7 +32,7 @@ from fedadmm.algorithms import (
     scaffnew,
     scaffold,
 )
-from fedadmm.algorithms.fed_async import AsTheyArrive
+from fedadmm.algorithms.fed_async import StalenessDiscounted
 from fedadmm.algorithms.fed_avg import LocalSteps
 from fedadmm.core.capabilities import LocalModels
 from fedadmm.core.contracts import Start, Theta
@@ -230,7 +230,9 @@ def moved(case: Case, kind: str, sampler: Any, exact: bool, weights: Any) -> flo
     return furthest
 
 
-RESTLESS = LocalSteps | AsTheyArrive | fa.FedSGD | fa.FedCM | fa.FedDualAvg | fa.AdaBest | fa.PFedMe
+RESTLESS = (
+    LocalSteps | StalenessDiscounted | fa.FedSGD | fa.FedCM | fa.FedDualAvg | fa.AdaBest | fa.PFedMe
+)
 """Methods without duals, one whose memories fade, and one with another aim."""
 STILL = [
     title

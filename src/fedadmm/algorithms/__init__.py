@@ -13,7 +13,7 @@ from fedadmm.algorithms.fed_admm_insa_released import (
     FedADMMInReleased as FedADMMInReleased,
     FedADMMInSaReleased as FedADMMInSaReleased,
 )
-from fedadmm.algorithms.fed_admm_readings import (
+from fedadmm.algorithms.fed_admm_variants import (
     FedADMMPrinted as FedADMMPrinted,
     FedADMMReleased as FedADMMReleased,
     FedADMMWangReleased as FedADMMWangReleased,

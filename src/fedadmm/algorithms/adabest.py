@@ -1,4 +1,4 @@
-"""AdaBest: a fading memory of every client's drift, and momentum on the server.
+"""AdaBest: a decaying estimate of every client's drift, and momentum on the server.
 
 Varno, Saghayi, Rafiee Sevyeri, Gupta, Matwin, Havaei: AdaBest: Minimizing Client Drift in
 Federated Learning via Adaptive Bias Estimation, ECCV 2022, Algorithm 1.
@@ -8,16 +8,16 @@ Federated Learning via Adaptive Bias Estimation, ECCV 2022, Algorithm 1.
     server   m <- theta + weighted mean over S of (w - theta)
              h = beta (m_before - m);   theta <- m - h
 
-t_i is the step of the client's last reply.  The paper evaluates and hands out m; theta, which the
-clients start from, is m carried on by beta times its last move.  Here `global_params` is theta and
-m is beside it in the server's state.  t counts the server's steps: a round without replies
-changes nothing, and no client grows older.
+t_i is the server step of the client's last update.  The paper evaluates and returns m; theta, at
+which local training starts, extrapolates m by beta times its last change.  Here `global_params` is
+theta, and m is the output "participants-mean".  t counts the server's steps: a round without
+updates changes no state.
 
-The limit is not the optimum.  With everybody in every round the memories add up to
-mu (1 - beta) (x0 - m), so that m comes to rest at argmin f(x) + (mu (1 - beta) / 2) ||x - x0||^2:
-the start never quite leaves it.  With some of the clients the division by t - t_i forgets what the
-memories knew.  The formula is a test; the paper's claim of a lower drift in norm, and its
-experiments, were not checked.
+The limit is not the optimum.  With full participation the estimates add up to
+mu (1 - beta) (x0 - m), so that m converges to argmin f(x) + (mu (1 - beta) / 2) ||x - x0||^2, which
+depends on the initial model.  With partial participation the division by t - t_i also discards past
+estimates.  This limit is tested; the paper's claim of a lower drift in norm, and its experiments,
+were not checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedadmm.core.parts import NotNegative, part
 
 
 class Server(NamedTuple):
-    """What clients start from, the participants' mean model, and the steps so far."""
+    """The start of local training, the participants' mean model, and the number of steps."""
 
     theta: Tensor
     m: Tensor
@@ -50,14 +50,14 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """The estimate of the client's drift, and the step of its last reply."""
+    """The estimate of the client's drift, and the server step of its last update."""
 
     h: Tensor
     last: Tensor
 
 
 class Broadcast(NamedTuple):
-    """The start of the local steps, and which step of the server it is for, counted from 1."""
+    """The start of local training, and the index of the server step, counted from 1."""
 
     theta: Tensor
     step: Tensor
@@ -65,16 +65,29 @@ class Broadcast(NamedTuple):
 
 @part("algorithm", "adabest")
 class AdaBest(ParticipantsMeanModel[Server], Algorithm[Server, Client, Broadcast, Delta]):
-    """AdaBest with a memory per client and a server that carries its mean on.
+    """AdaBest: drift estimates of the clients and extrapolation at the server (Varno et al., 2022).
+
+        w_i <- local steps with gradients g(w) - h_i, started at theta
+        h_i <- h_i / (t - t_i) + mu (theta - w_i);   m = weighted mean over S of w_i
+        theta <- m + beta (m - m_before)
 
     Args:
-        mu: how much of a round's move enters the client's memory.
-        beta: how much of its last move the server's mean is carried on by.
+        mu: Weight of a round's change in the client's estimate.  Default 0.02.
+        beta: Extrapolation of the mean by its last change, from 0 to 1.  Default 0.9.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> method = fa.AdaBest(mu=0.5, beta=0.5)
+        >>> result = fa.simulate(method, problem, 100, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)  # biased towards the initial model
+        1.78
     """
 
     paper: ClassVar[str] = "Varno et al., AdaBest, ECCV 2022"
     bias: ClassVar[str | None] = (
-        "the memories hold on to the start, and fade while a client is absent"
+        "the drift estimates pull towards the initial model, and decay while a client is absent"
     )
     deltas: ClassVar[tuple[str, ...]] = ("delta",)
 
@@ -97,7 +110,7 @@ class AdaBest(ParticipantsMeanModel[Server], Algorithm[Server, Client, Broadcast
         self, broadcast: Broadcast, client: Client, result: LocalResult
     ) -> tuple[Client, Delta]:
         delta = result.params - broadcast.theta
-        # Replies to one and the same step, as where they arrive late, are no time apart.
+        # A stale update may answer the same server step as the client's last one.
         absence = (broadcast.step - client.last).clamp(min=1)
         h = client.h / absence - self.mu * delta
         return Client(h, broadcast.step.expand_as(client.last).clone()), Delta(delta)

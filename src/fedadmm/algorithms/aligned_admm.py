@@ -1,24 +1,25 @@
-"""Aligned ADMM: clients that sit a round out move along with the participants.
+"""Aligned ADMM: absent clients make the participants' mean dual step.
 
-A client of FedADMM that is absent for long keeps an old dual: the *dual drift*.  Here it does what
-the participants do on average: its dual takes sigma times their mean step (a *virtual* step).
+A client of FedADMM that is absent for many rounds keeps an outdated dual: the *dual drift*.  Here
+its dual makes sigma times the mean step of the participants' duals in each of them (a *virtual*
+step).
 
     minimise sum_i a_i f_i(theta) + g(theta)
 
     client   w_i ~ argmin f_i(w) + <y_i, w> + (rho/2) ||w - theta||^2, started at theta
              s_i = rho (w_i - theta);   y_i <- y_i + s_i;   send s_i
     server   s = mean over S of s_i;   m = theta + s / rho, the mean of their models
-             y_j <- y_j + sigma s  for all j not in S, which they receive when they come back
+             y_j <- y_j + sigma s  for all j not in S, which they receive when they participate
              h <- h + (p + sigma (1 - p)) s,  p the weight of S: h is the mean of all duals
              theta <- prox_{g/rho}(m + h / rho)
 
 sigma = 1 is A-FedPD (Sun, Shen, Tao: A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual
-Learning LocalNeeds, NeurIPS 2024), sigma = 0 is FedDyn (Acar et al., ICLR 2021), and with full
+Learning Needs, NeurIPS 2024), sigma = 0 is FedDyn (Acar et al., ICLR 2021), and with full
 participation every sigma is FedADMM, and FedDR with eta = 1 / rho and alpha = 1.  For every sigma
-the only point of rest is the optimum: s = 0 there, so that y_i = -grad f_i(theta), and
-h = -grad f(theta) lies in the subdifferential of g.
+the only fixed point is the optimum: s = 0 there, so that y_i = -grad f_i(theta), and
+h = -grad f(theta) is in the subdifferential of g.
 
-A client that comes back receives the sum of the virtual steps that it missed (`core.messages`).
+A returning client receives the sum of the virtual steps that it missed (`core.catch_up`).
 """
 
 from __future__ import annotations
@@ -57,8 +58,11 @@ class Server(NamedTuple):
     mean: Tensor
     h: Tensor
     virtual: Tensor
-    members: Tensor  # that h runs over
-    unseen: Tensor  # that have not taken part, as expected: the product of 1 - p over all rounds
+    members: Tensor
+    """Weight of the clients that h runs over."""
+    unseen: Tensor
+    """Expected weight of the clients that have not participated: the product of 1 - p over the
+    rounds."""
 
 
 class Message(NamedTuple):
@@ -76,15 +80,28 @@ class AlignedADMM(
     ProximalServer,
     Algorithm[Server, Client, Broadcast, Message],
 ):
-    """FedADMM whose absent clients move along with the participants.
+    """FedADMM whose absent clients make the participants' mean dual step.
+
+        y_i <- y_i + s_i with s_i = rho (w_i - theta) for i in S, with w_i as in FedADMM
+        y_j <- y_j + sigma s for j not in S, with s the weighted mean over S of s_i
+        theta <- prox_{g/rho}(theta + (s + mean dual) / rho)
 
     Args:
-        rho: the penalty: a number, a schedule over rounds, or `PerWork`, which fits it to the
-            local work, the default.
-        sigma: the share of the participants' mean dual step that absent clients take.  "auto" is
-            min(1, |S|/10) times the share of the clients seen so far: a mean of ten replies is good
-            enough for everybody, but while most duals are zero h is momentum without damping.
-        members: h runs over "all" clients, or over those "seen" so far.
+        rho: Penalty: a number, a schedule over rounds, or `PerWork`, which fits it to the local
+            work.  Default `PerWork(0.25)`.
+        sigma: Share of the participants' mean dual step that absent clients make.  The default
+            "auto" is min(1, |S|/10) times the share of the clients seen so far: the mean step of
+            ten participants is accurate enough for all clients, but as long as most duals are zero
+            the mean dual acts as momentum without damping.
+        members: Clients that the mean dual runs over: "all", or those "seen" so far.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.ExactSolver(), sampler=fa.UniformSampling(2))
+        >>> round(fa.simulate(fa.AlignedADMM(rho=1.0), problem, 100, **work).params.item(), 2)
+        2.0
     """
 
     paper: ClassVar[str] = "Sun, Shen, Tao, A-FedPD, NeurIPS 2024, for any sigma and g"
@@ -125,7 +142,7 @@ class AlignedADMM(
     ) -> Server:
         rho, share = at(self.rho, cohort.round_index), cohort.weight
         members, h = server.members, server.h
-        if total.joined is not None:  # who joins brings the virtual steps of its absence along
+        if total.joined is not None:  # a client that joins has made the virtual steps so far
             members, h = members + total.joined, h + total.joined * server.virtual
         auto = min(1.0, cohort.size / 10) * (1 - server.unseen)
         sigma = auto if isinstance(self.sigma, str) else self.sigma
@@ -144,11 +161,11 @@ class AlignedADMM(
         return client._replace(y=client.y + missed)
 
     def contribution(self, message: Message, virtual: Tensor) -> Message:
-        """The client's own dual step instead of the virtual one."""
+        """Return the client's dual step without the virtual one."""
         return message._replace(step=message.step - virtual)
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
-        """Take a client's own steps out of h, and itself where only members count."""
+        """Remove the client's dual steps from h, and the client from the members if they vary."""
         members, h = server.members, server.h - past.step
         if past.joined is not None:
             members, h = (members - past.joined).clamp(min=0), h - past.joined * server.virtual

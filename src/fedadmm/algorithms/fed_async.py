@@ -1,8 +1,8 @@
-"""FedAsync: every model that arrives is mixed into the global one, the less the later it is.
+"""FedAsync: every arriving model is mixed into the global one, with less weight if it is stale.
 
 Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019, Algorithm 1 and section 5.2.
 
-    a client that is free receives theta and works; its reply makes one server step when it arrives
+    a client that is free receives theta and trains; its update makes a server step when it arrives
              w ~ argmin f_i(w) + (rho/2) ||w - theta^(k - delay)||^2, started there;   send w
     server   theta <- (1 - alpha s(delay)) theta + alpha s(delay) w
 
@@ -10,10 +10,10 @@ Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019, Algorithm 1 and s
     hinge        s(delay) = 1 up to a delay of `grace`, then 1 / (slope (delay - grace) + 1)
     polynomial   s(delay) = (delay + 1)^(-exponent)
 
-A delay counts the models that the server made since the one that the client worked from.  Where
-several replies make one step, the mean of the s(delay) (w - theta) moves theta.  Clients count as
-often as they reply, whatever their weights.  Checked here against an independent program on the
-order of arrivals that a run really had; the paper's rates were not checked.
+A delay is the number of server steps since the model that the client received.  If several updates
+make one step, theta moves by the mean of the s(delay) (w - theta).  The influence of a client is
+proportional to the number of its updates, whatever its weight.  The recursion is tested against an
+independent program with the order of arrivals of a run; the paper's rates were not checked.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Versioned(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The client's model, and the version of the one that it worked from.
+    """The client's model, and the version of the global model that it received.
 
-    On arrival the model is multiplied by s(delay), and `share` is s(delay) itself.
+    On arrival the model is multiplied by s(delay), and `share` is set to s(delay).
     """
 
     model: Tensor
@@ -56,19 +56,19 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AsTheyArrive(StalenessWeighting[State, Sent], KeepsNothing[State, Versioned, Sent]):
-    """Models with a version, and a server without rounds that weighs replies by their age.
+class StalenessDiscounted(StalenessWeighting[State, Sent], KeepsNothing[State, Versioned, Sent]):
+    """Base class of asynchronous methods that weight updates by s(delay).
 
     Args:
-        staleness: how much a late reply counts: s(delay) is "constant", a "hinge" or "polynomial".
-        exponent: polynomial: how fast it falls.
-        slope: hinge: how fast it falls.
-        grace: hinge: up to which delay a reply counts in full.
+        staleness: Form of s(delay): "constant", "hinge" or "polynomial".
+        exponent: For "polynomial": s(delay) = (delay + 1)^(-exponent).
+        slope: For "hinge": s(delay) = 1 / (slope (delay - grace) + 1) above `grace`.
+        grace: For "hinge": largest delay with s(delay) = 1, in server steps.
     """
 
     requirements: ClassVar[Requirements] = Requirements(asynchronous=True, stale_updates=True)
     bias: ClassVar[str | None] = (
-        "local steps have a fixed point of their own, and quick clients count more"
+        "local steps have another fixed point than the optimum, and fast clients have more weight"
     )
 
     staleness: Literal["constant", "hinge", "polynomial"] = "polynomial"
@@ -77,6 +77,7 @@ class AsTheyArrive(StalenessWeighting[State, Sent], KeepsNothing[State, Versione
     grace: NotNegative = 4.0
 
     def discount(self, delay: Tensor) -> Tensor:
+        """Return s(delay)."""
         if self.staleness == "polynomial":
             return (delay + 1) ** -self.exponent
         if self.staleness == "hinge":
@@ -85,12 +86,28 @@ class AsTheyArrive(StalenessWeighting[State, Sent], KeepsNothing[State, Versione
 
 
 @part("algorithm", "fedasync")
-class FedAsync(AsTheyArrive[Versioned, Message]):
-    """FedAsync with mixing weight `alpha`.
+class FedAsync(StalenessDiscounted[Versioned, Message]):
+    """FedAsync: every arriving model is mixed into the global one (Xie et al., 2019).
+
+        theta <- (1 - alpha s(delay)) theta + alpha s(delay) w_i
+
+    `simulate` runs it in virtual time; its rounds are server steps.
 
     Args:
-        alpha: how much a reply without delay counts.
-        rho: how strongly the local problem is held near the model it started from.
+        staleness: Form of s(delay): "constant", "hinge" or "polynomial" (the default).
+        exponent: For "polynomial": s(delay) = (delay + 1)^(-exponent).  Default 0.5.
+        slope: For "hinge": s(delay) = 1 / (slope (delay - grace) + 1) above `grace`.  Default 10.
+        grace: For "hinge": largest delay with s(delay) = 1, in server steps.  Default 4.
+        alpha: Weight of a model without delay.  Default 0.6.
+        rho: Weight of the proximal term of the local problem.  Default 0.005.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedAsync(), problem, 60, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 1)  # biased, as FedAvg
+        3.1
     """
 
     paper: ClassVar[str] = "Xie et al., Asynchronous Federated Optimization, 2019"

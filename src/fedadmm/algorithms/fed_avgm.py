@@ -8,8 +8,8 @@ Classification, 2019; FedOpt with the server optimiser SGD in Reddi et al., ICLR
              v <- momentum v + delta
              theta <- theta + lr v                        (nesterov: lr (delta + momentum v))
 
-With momentum 0 and lr 1 it is FedAvg.  Checked here: both forms are `torch.optim.SGD` on -delta.
-The paper's gain on non-identical data is an experiment; it was not a claim to prove.
+With momentum 0 and lr 1 it is FedAvg.  Both forms are tested to equal `torch.optim.SGD` with the
+gradient -delta.  The paper's experiments were not reproduced.
 """
 
 from __future__ import annotations
@@ -34,12 +34,22 @@ class Server(NamedTuple):
 
 @part("algorithm", "fedavgm")
 class FedAvgM(ParticipantsMeanModel[Server], FedOpt[Server]):
-    """FedAvgM with server momentum.
+    """FedAvgM: FedAvg with momentum on the server (Hsu et al., 2019).
+
+        v <- momentum v + weighted mean over S of (w_i - theta);   theta <- theta + lr v
 
     Args:
-        momentum: how much of the velocity stays from round to round.
-        lr: the server's learning rate.
-        nesterov: look ahead by one more step of the momentum.
+        momentum: Share of the velocity that is kept from round to round.  Default 0.9.
+        lr: Learning rate of the server.  Default 1.
+        nesterov: Whether to use Nesterov's momentum.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedAvgM(momentum=0.5), problem, 50, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)  # biased, as FedAvg
+        3.0
     """
 
     paper: ClassVar[str] = "Hsu et al., Measuring the Effects of Non-Identical Data, 2019"

@@ -1,19 +1,19 @@
-"""FedBuff: replies are collected as they arrive, and some at a time make a server step.
+"""FedBuff: arriving updates are collected in a buffer, and a full buffer makes a server step.
 
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: Federated Learning with Buffered Asynchronous
 Aggregation, AISTATS 2022, Algorithm 1.
 
-    a client that is free receives theta and works from it
+    a client that is free receives theta and trains
              w <- local steps on f_i, started at theta^(k - delay);   send w - theta^(k - delay)
     server   put s(delay) (w - theta^(k - delay)) into the buffer; when it holds `size` of them
              theta <- theta + lr times their weighted mean, and the buffer is empty again
 
-A reply counts one step of the run, whether theta moves or not.  A delay counts the models that the
-server made meanwhile; the paper's s(delay) = 1 / sqrt(1 + delay) is the default (`staleness`).
-Moves add up, so that they must be short where delays are long: many late replies with accurate
-local solves make it explode.  With the size 1 it is FedAsync with moves in place of models.
-Checked here against an independent program on the order of arrivals that a run really had; the
-paper's rates, its secure buffer and its noise were not.
+Every update is one step of the run, whether theta moves or not.  A delay is the number of models
+that the server has computed meanwhile; the default is the paper's s(delay) = 1 / sqrt(1 + delay).
+Changes add up, so that they must be short if delays are long: it diverges with many stale updates
+and accurate local solves.  With size 1 it is FedAsync with changes in place of models.  The
+recursion is tested against an independent program with the order of arrivals of a run; the paper's
+rates, its secure buffer and its noise are not.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.algorithms.fed_async import AsTheyArrive, Versioned
+from fedadmm.algorithms.fed_async import StalenessDiscounted, Versioned
 from fedadmm.algorithms.fed_avg import Stateless
 from fedadmm.core.contracts import Cohort, LocalProblem, LocalResult, Regularizer, Round
 from fedadmm.core.parts import Count, Positive, part
 
 
 class Server(NamedTuple):
-    """The global model and its version; the buffer's sum, weight and number of replies."""
+    """The global model and its version; the buffer's sum, weight and number of updates."""
 
     theta: Tensor
     version: Tensor
@@ -40,19 +40,37 @@ class Server(NamedTuple):
 
 
 class Message(NamedTuple):
-    """How far the local steps moved the model, and the version that they started from."""
+    """The change of the model by local training, and the version of its start."""
 
     delta: Tensor
     version: Tensor
 
 
 @part("algorithm", "fedbuff")
-class FedBuff(AsTheyArrive[Server, Message]):
-    """FedBuff with a buffer of `size` replies.
+class FedBuff(StalenessDiscounted[Server, Message]):
+    """FedBuff: buffered asynchronous aggregation (Nguyen et al., 2022).
+
+        buffer += s(delay) (w_i - theta^(k - delay)), on arrival
+        theta <- theta + lr * weighted mean of the buffer, as soon as it holds `size` updates
+
+    `simulate` runs it in virtual time; its rounds are arrivals of updates.
 
     Args:
-        size: how many replies make a server step.
-        lr: the server's learning rate.
+        staleness: Form of s(delay): "constant", "hinge" or "polynomial" (the default).
+        exponent: For "polynomial": s(delay) = (delay + 1)^(-exponent).  Default 0.5.
+        slope: For "hinge": s(delay) = 1 / (slope (delay - grace) + 1) above `grace`.  Default 10.
+        grace: For "hinge": largest delay with s(delay) = 1, in server steps.  Default 4.
+        size: Number of updates in a server step.  Default 10.
+        lr: Learning rate of the server.  Default 1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.GradientDescent(0.1), stop=fa.Steps(5))
+        >>> result = fa.simulate(fa.FedBuff(size=3), problem, 150, **work)
+        >>> round(result.params.item(), 1)  # biased, as FedAvg
+        3.0
     """
 
     paper: ClassVar[str] = "Nguyen et al., Buffered Asynchronous Aggregation, AISTATS 2022"

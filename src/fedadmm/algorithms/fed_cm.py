@@ -1,4 +1,4 @@
-"""FedCM: the last global direction enters every local step.
+"""FedCM: client-level momentum along the last global direction.
 
 Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum, 2021, Algorithm 2.
 
@@ -44,7 +44,7 @@ class Server(NamedTuple):
 
 
 class Message(NamedTuple):
-    """How far the local steps moved the model, and the sum of their weights."""
+    """The change of the model by local training, and the sum of the steps' weights."""
 
     delta: Tensor
     work: Tensor
@@ -52,11 +52,23 @@ class Message(NamedTuple):
 
 @part("algorithm", "fedcm")
 class FedCM(KeepsNothing[Server, Server, Message]):
-    """FedCM with client-level momentum.
+    """FedCM: local steps with momentum along the last global direction (Xu et al., 2021).
+
+        w_i <- local steps along alpha g(w) + (1 - alpha) Delta, started at theta
+        Delta <- mean direction of all local steps;   theta <- theta + step * mean change
 
     Args:
-        alpha: the share of a client's own gradient in its steps.
-        step: the server's step, in mean moves.
+        alpha: Share of the client's gradient in a step.  Default 0.1; 1 is FedAvg.  The solver's
+            learning rate is alpha times the paper's.
+        step: Server step as a multiple of the mean change.  Default 1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.GradientDescent(0.01), stop=fa.Steps(5))
+        >>> round(fa.simulate(fa.FedCM(), problem, 100, **work).params.item(), 2)  # slightly biased
+        2.03
     """
 
     paper: ClassVar[str] = "Xu et al., FedCM, 2021"

@@ -1,4 +1,4 @@
-"""FedDualAvg: local steps and means in a dual state, whose prox is the model.
+"""FedDualAvg: federated dual averaging, in which the prox of a dual vector is the model.
 
 Yuan, Zaheer, Reddi: Federated Composite Optimization, ICML 2021, Algorithm 3, with the Euclidean
 mirror map.
@@ -9,14 +9,14 @@ mirror map.
     server   z <- z + step mean over S of (z_i - z);   r <- r + step mean over S of (r_i - r)
              theta = prox_{r g}(z)
 
-r is the sum of the steps' weights so far, which is how often g has to be counted; the paper's
-step K (rounds) lr for an equal number of steps.  z and r are broadcast, the clients form theta.
+r is the sum of the steps' weights so far, the accumulated weight of g; with equal numbers of steps
+it is the paper's step K (rounds) lr.  z and r are broadcast, and the clients compute theta.
 
-The means are taken where g has not yet bent anything, so that one local step with everybody is
-dual averaging on f + g, whatever the clients' differences: its limit is the optimum, and so it is
-for identical clients with any number of local steps.  Both are tests on a lasso, against the
-optimum of FedDR.  Several steps of different clients leave the drift that FedAvg has.  With g = 0
-it is FedAvg.  The paper's rates were not checked.
+Means are taken of dual vectors, before the prox, so that one local step with full participation is
+dual averaging on f + g, for any clients: its limit is the optimum.  For identical clients it is the
+optimum with any number of local steps.  Both are tested on a lasso, against the optimum of FedDR.
+With several steps of different clients it has the drift of FedAvg.  With g = 0 it is FedAvg.  The
+paper's rates were not checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedadmm.core.parts import Positive, part
 
 
 class Server(NamedTuple):
-    """The dual state, how often g has to be counted, and the global model."""
+    """The dual vector, the accumulated weight of g, and the global model."""
 
     z: Tensor
     reach: Tensor
@@ -47,14 +47,14 @@ class Server(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """The dual state, and how often g has to be counted."""
+    """The dual vector, and the accumulated weight of g."""
 
     z: Tensor
     reach: Tensor
 
 
 class Message(NamedTuple):
-    """How far the local steps moved the dual state, and the sum of their weights."""
+    """The change of the dual vector by local training, and the sum of the steps' weights."""
 
     delta: Tensor
     work: Tensor
@@ -62,10 +62,22 @@ class Message(NamedTuple):
 
 @part("algorithm", "feddualavg")
 class FedDualAvg(KeepsNothing[Server, Broadcast, Message]):
-    """FedDualAvg: federated dual averaging; clients average in the dual space, g acts last.
+    """FedDualAvg: federated dual averaging for f + g (Yuan et al., 2021).
+
+        z_i <- z_i - lr g_i(prox_{r_i g}(z_i));   r_i <- r_i + lr, several times, from z and r
+        z <- z + step * mean change of z_i;   r <- r + step * mean change of r_i
+        theta = prox_{r g}(z)
 
     Args:
-        step: the server's step, in mean moves.
+        step: Server step as a multiple of the mean change.  Default 1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, fa.L1(1.0), initial=torch.zeros(1))  # optimum 1.5
+        >>> work = dict(solver=fa.GradientDescent(0.1), stop=fa.Steps(1))
+        >>> round(fa.simulate(fa.FedDualAvg(), problem, 100, **work).params.item(), 2)
+        1.5
     """
 
     paper: ClassVar[str] = "Yuan et al., Federated Composite Optimization, ICML 2021"
@@ -79,7 +91,7 @@ class FedDualAvg(KeepsNothing[Server, Broadcast, Message]):
     step: Positive = 1.0
 
     def init_server(self, params: Tensor) -> Server:
-        """Z = theta = x^0; g has not been counted yet."""
+        """Return z = theta = x^0 and r = 0."""
         return Server(params, params.new_zeros(1), params)
 
     def broadcast(self, server: Server, round: Round) -> Broadcast:

@@ -1,4 +1,4 @@
-"""FedExP: FedAvg whose server goes further the more the clients disagree.
+"""FedExP: FedAvg with a server step that grows with the disagreement of the clients.
 
 Jhunjhunwala, Wang, Joshi: FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023,
 Algorithm 1.
@@ -9,10 +9,10 @@ Algorithm 1.
              step = max(1, mean over S of ||delta_i||^2 / (2 (||delta||^2 + epsilon)))
              theta <- theta + step delta
 
-The step needs two sums, so that it works where the server sees nothing else.  Both means are
-weighted; the paper's are plain.  theta swings, so that the paper hands out the mean of its last two
-iterates: choose the output "averaged", which is longer, or "participants-mean", the model with
-step 1.  The limit has client drift, as FedAvg's.  The paper's rates were not checked.
+The step depends on two sums only, so that it is compatible with secure aggregation.  Both means are
+weighted; the paper's are not.  theta oscillates, and the paper returns the mean of its last two
+iterates: use the output "averaged", a longer mean, or "participants-mean", the model with step 1.
+The limit has client drift, as FedAvg's.  The paper's rates were not checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Server(NamedTuple):
 
 
 class Message(NamedTuple):
-    """How far the local steps moved the model, and the square of its length."""
+    """The change of the model by local training, and its squared norm."""
 
     delta: Tensor
     square: Tensor
@@ -43,10 +43,21 @@ class Message(NamedTuple):
 
 @part("algorithm", "fedexp")
 class FedExP(ParticipantsMeanModel[Server], LocalSteps[Server, Message]):
-    """FedExP: FedAvg with an extrapolated server step.
+    """FedExP: FedAvg with an extrapolated server step (Jhunjhunwala et al., 2023).
+
+        delta_i = w_i - theta;   delta = weighted mean over S of delta_i
+        theta <- theta + max(1, mean of ||delta_i||^2 / (2 (||delta||^2 + epsilon))) delta
 
     Args:
-        epsilon: keeps the step from growing where the moves cancel out.
+        epsilon: Bounds the step if the clients' changes cancel.  Default 1e-3.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.tensor([2.0]))
+        >>> result = fa.simulate(fa.FedExP(), problem, 1, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 2)  # 3.5 times as far from 2.0 as FedAvg's 3.0
+        5.5
     """
 
     paper: ClassVar[str] = "Jhunjhunwala et al., FedExP, ICLR 2023"

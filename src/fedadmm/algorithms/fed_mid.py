@@ -1,4 +1,4 @@
-"""FedMid: FedAvg whose local steps take the prox of g, federated mirror descent.
+"""FedMid: federated mirror descent, which is FedAvg with proximal local steps.
 
 Yuan, Zaheer, Reddi: Federated Composite Optimization, ICML 2021, Algorithm 2, with the Euclidean
 mirror map.
@@ -7,12 +7,13 @@ mirror map.
              K = the sum of its steps' weights;  send  w - theta  and  K
     server   theta <- prox_{step K g}(theta + step mean over S of (w - theta)),  K its mean over S
 
-The baseline that the paper argues against: the mean of sparse models is not sparse (the curse of
-primal averaging), and the server's prox, which repairs that, counts g a second time.  With one
-local step, identical clients and step = 1 the limit therefore minimises f + 2 g; that is a test.
-server_prox = "none" leaves the server's prox out, and identical clients then reach the optimum of
-f + g with any number of local steps; with different ones neither does.  With g = 0 it is FedAvg.
-The server's line is our reading of Algorithm 2; the paper's rates were not checked.
+It is the paper's baseline: the mean of sparse models is not sparse (the curse of primal averaging),
+and the server's prox, which restores sparsity, applies g a second time.  With one local step,
+identical clients and step = 1 the limit therefore minimises f + 2 g, which is tested.
+server_prox = "none" omits the server's prox: identical clients then converge to the optimum of
+f + g with any number of local steps.  With different clients and several steps both variants are
+biased.  With g = 0 it is FedAvg.  The server's line is our interpretation of Algorithm 2; the
+paper's rates were not checked.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedadmm.core.parts import Positive, part
 
 
 class Message(NamedTuple):
-    """How far the local steps moved the model, and the sum of their weights."""
+    """The change of the model by local training, and the sum of the steps' weights."""
 
     delta: Tensor
     work: Tensor
@@ -42,11 +43,23 @@ class Message(NamedTuple):
 
 @part("algorithm", "fedmid")
 class FedMid(LocalSteps[Theta, Message]):
-    """FedMid with the prox of g in every local step.
+    """FedMid: federated mirror descent for f + g (Yuan et al., 2021).
+
+        w_i <- prox_{lr g}(w_i - lr g_i(w_i)), several times, started at theta
+        theta <- prox_{step K g}(theta + step * weighted mean over S of (w_i - theta))
 
     Args:
-        step: the server's step, in mean moves.
-        server_prox: the server takes the prox as well ("printed"), or the clients alone ("none").
+        step: Server step as a multiple of the mean change.  Default 1.
+        server_prox: Whether the server applies the prox in addition to the clients ("printed", as
+            in the paper) or not ("none").
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, fa.L1(1.0), initial=torch.zeros(1))  # optimum 1.5
+        >>> work = dict(solver=fa.GradientDescent(0.1), stop=fa.Steps(1))
+        >>> round(fa.simulate(fa.FedMid(), problem, 100, **work).params.item(), 2)  # f + 2 g
+        1.0
     """
 
     paper: ClassVar[str] = "Yuan et al., Federated Composite Optimization, ICML 2021"

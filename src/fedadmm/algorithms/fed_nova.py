@@ -1,4 +1,4 @@
-"""FedNova: moves are normalised by the local work before they are averaged.
+"""FedNova: local changes are normalised by the local work before they are averaged.
 
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization, NeurIPS 2020, equation (4) with tau_eff as in section 4.
@@ -8,14 +8,14 @@ Federated Optimization, NeurIPS 2020, equation (4) with tau_eff as in section 4.
              send  (w - theta) / K  and  K
     server   theta <- theta + (weighted mean over S of K) (weighted mean over S of (w - theta) / K)
 
-A client that makes more steps, or larger ones, moves further in FedAvg and counts more, so that
-FedAvg minimises another objective than f.  Here every client counts by its weight alone.  The
-paper's ||a_i||_1 counts steps and leaves the learning rate, the same for all, outside; with one
-learning rate for all clients that is the same recursion, and with several this one stays
-consistent.  Momentum of the solver enters K as in the paper's section 4.
+In FedAvg a client that makes more or larger steps has more influence, so that FedAvg minimises
+another objective than f.  Here the influence of a client depends on its weight only.  The paper's
+||a_i||_1 counts steps and factors out the learning rate, which is the same recursion if all
+clients have the same learning rate; with different ones, K keeps the objective consistent.
+Momentum of the solver enters K as in section 4 of the paper.
 
-When all clients do the same work it is FedAvg, and its limit has FedAvg's drift, which vanishes
-with the learning rate.  That, and the limit of FedAvg with unequal work, are tests; the paper's
+If all clients do the same work it is FedAvg, and its limit has FedAvg's drift, which vanishes with
+the learning rate.  Both this and the limit of FedAvg with unequal work are tested; the paper's
 rates were not checked.
 """
 
@@ -39,7 +39,7 @@ from fedadmm.core.parts import part
 
 
 class Message(NamedTuple):
-    """The normalised move, and what it was normalised by."""
+    """The normalised change (w - theta) / K, and K."""
 
     direction: Tensor
     work: Tensor
@@ -47,7 +47,23 @@ class Message(NamedTuple):
 
 @part("algorithm", "fednova")
 class FedNova(LocalSteps[Theta, Message]):
-    """FedNova; all hyper-parameters are those of the solver and its stopping rule."""
+    """FedNova: FedAvg with changes normalised by the local work (Wang et al., 2020).
+
+        theta <- theta + (mean over S of K_i) (mean over S of (w_i - theta) / K_i)
+
+    K_i is the sum of the client's learning rates over its steps.  It has no hyper-parameters of its
+    own: see the solver and its stopping rule.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.GradientDescent(0.01), stop=fa.Steps([5, 1, 1]))
+        >>> round(fa.simulate(fa.FedNova(), problem, 200, **work).params.item(), 2)
+        1.99
+        >>> round(fa.simulate(fa.FedAvg(), problem, 200, **work).params.item(), 2)  # more biased
+        3.57
+    """
 
     paper: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
     requirements: ClassVar[Requirements] = Requirements(local=LocalNeeds(step_sum=True))

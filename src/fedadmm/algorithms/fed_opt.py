@@ -1,4 +1,4 @@
-"""FedAdagrad, FedAdam and FedYogi: FedAvg whose server makes an optimiser's step (FedOpt).
+"""FedAdagrad, FedAdam and FedYogi: FedAvg with an adaptive optimiser on the server (FedOpt).
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization,
 ICLR 2021, Algorithms 1 and 2.  FedAvgM is another member of FedOpt.
@@ -11,10 +11,10 @@ ICLR 2021, Algorithms 1 and 2.  FedAvgM is another member of FedOpt.
              FedYogi      v <- v - (1 - beta2) delta^2 sign(v - delta^2)
              theta <- theta + lr m / (sqrt(v) + tau)
 
-m starts at 0 and v at tau^2; nothing corrects the means for that, unlike in `torch.optim`, whose
-optimisers also keep their state in themselves and change parameters in place: so the formulas stand
-here.  The recursions are checked against independent programs, and FedAdagrad with beta1 = 0 also
-against `torch.optim.Adagrad`; the paper's rates for non-convex problems were not checked.
+m starts at 0 and v at tau^2, without the bias correction of `torch.optim`, whose optimisers also
+keep state in themselves and modify parameters in place; therefore they are not used here.  The
+recursions are tested against independent programs, and FedAdagrad with beta1 = 0 also against
+`torch.optim.Adagrad`; the paper's rates for non-convex problems were not checked.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fedadmm.core.parts import Positive, Probability, part
 
 
 class FedOpt(SendsMove[State]):
-    """A server that hands the mean move to its optimiser."""
+    """Base class of methods whose server makes an optimiser's step along the mean change."""
 
     @abstractmethod
     def step(self, server: State, delta: Tensor) -> State:
-        """One step of the optimiser with the mean move."""
+        """Return the server's state after a step with the mean change `delta`."""
 
     def server_update(
         self, server: State, total: Delta, cohort: Cohort, regularizer: Regularizer
@@ -46,7 +46,7 @@ class FedOpt(SendsMove[State]):
 
 
 class AdaptiveServer(NamedTuple):
-    """The global model, the means m of moves and v of squares, and the participants' mean model."""
+    """The global model, the first and second moments m and v, and the participants' mean model."""
 
     theta: Tensor
     m: Tensor
@@ -56,12 +56,12 @@ class AdaptiveServer(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptive(ParticipantsMeanModel[AdaptiveServer], FedOpt[AdaptiveServer]):
-    """Algorithm 2 of the paper; its three members differ in how v moves.
+    """Base class of Algorithm 2 of the paper, whose three variants differ in the update of v.
 
     Args:
-        lr: the server's learning rate.
-        beta1: how much of the mean move stays from round to round.
-        tau: how much the step adapts to each entry: the smaller, the more.
+        lr: Learning rate of the server.
+        beta1: Decay of the first moment.
+        tau: Added to sqrt(v); the smaller, the more the step adapts to each entry.
     """
 
     paper: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
@@ -74,10 +74,10 @@ class Adaptive(ParticipantsMeanModel[AdaptiveServer], FedOpt[AdaptiveServer]):
 
     @abstractmethod
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
-        """The next v from the last one and the squared mean move."""
+        """Return the next v from the last one and the squared mean change."""
 
     def init_server(self, params: Tensor) -> AdaptiveServer:
-        """theta^0, m = 0 and v = tau^2, the smallest that the paper allows."""
+        """Return theta^0, m = 0 and v = tau^2, the smallest value that the paper allows."""
         return AdaptiveServer(
             params, torch.zeros_like(params), torch.full_like(params, self.tau**2), params
         )
@@ -94,7 +94,24 @@ class Adaptive(ParticipantsMeanModel[AdaptiveServer], FedOpt[AdaptiveServer]):
 
 @part("algorithm", "fedadagrad")
 class FedAdagrad(Adaptive):
-    """FedAdagrad: squared moves add up."""
+    """FedAdagrad: FedAvg with Adagrad on the server (Reddi et al., 2021).
+
+        delta = weighted mean over S of (w_i - theta);   m <- beta1 m + (1 - beta1) delta
+        v <- v + delta^2;   theta <- theta + lr m / (sqrt(v) + tau)
+
+    Args:
+        lr: Learning rate of the server.  Default 0.1.
+        beta1: Decay of the first moment.  Default 0.9.
+        tau: Added to sqrt(v); the smaller, the more the step adapts to each entry.  Default 1e-3.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedAdagrad(lr=1.0), problem, 200, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 1)  # biased, as FedAvg
+        3.0
+    """
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square
@@ -102,10 +119,24 @@ class FedAdagrad(Adaptive):
 
 @part("algorithm", "fedadam")
 class FedAdam(Adaptive):
-    """FedAdam: squared moves are averaged.
+    """FedAdam: FedAvg with Adam on the server (Reddi et al., 2021).
+
+        delta = weighted mean over S of (w_i - theta);   m <- beta1 m + (1 - beta1) delta
+        v <- beta2 v + (1 - beta2) delta^2;   theta <- theta + lr m / (sqrt(v) + tau)
 
     Args:
-        beta2: how much of the mean square stays from round to round.
+        lr: Learning rate of the server.  Default 0.1.
+        beta1: Decay of the first moment.  Default 0.9.
+        tau: Added to sqrt(v); the smaller, the more the step adapts to each entry.  Default 1e-3.
+        beta2: Decay of the second moment.  Default 0.99.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedAdam(), problem, 200, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 1)  # biased, as FedAvg
+        3.0
     """
 
     beta2: Probability = 0.99
@@ -116,10 +147,24 @@ class FedAdam(Adaptive):
 
 @part("algorithm", "fedyogi")
 class FedYogi(Adaptive):
-    """FedYogi: v moves towards the squared moves by as much as they are, never faster.
+    """FedYogi: FedAvg with Yogi on the server (Reddi et al., 2021).
+
+        delta = weighted mean over S of (w_i - theta);   m <- beta1 m + (1 - beta1) delta
+        v <- v - (1 - beta2) delta^2 sign(v - delta^2);   theta <- theta + lr m / (sqrt(v) + tau)
 
     Args:
-        beta2: how much of the mean square stays from round to round.
+        lr: Learning rate of the server.  Default 0.1.
+        beta1: Decay of the first moment.  Default 0.9.
+        tau: Added to sqrt(v); the smaller, the more the step adapts to each entry.  Default 1e-3.
+        beta2: Decay of the second moment.  Default 0.99.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.FedYogi(), problem, 200, solver=fa.ExactSolver())
+        >>> round(result.params.item(), 1)  # biased, as FedAvg
+        3.0
     """
 
     beta2: Probability = 0.99

@@ -1,23 +1,23 @@
-"""Scaffnew: local gradient steps that a shared coin ends, with control variates that learn.
+"""Scaffnew: a random number of local gradient steps with control variates (ProxSkip).
 
 Mishchenko, Malinovsky, Stich, Richtarik: ProxSkip: Yes! Local Gradient Steps Provably Lead to
 Communication Acceleration! Finally!, ICML 2022, Algorithm 2.
 
     client   h_i = z_i + (p/lr) theta
-             w <- as many steps with gradients  g(w) - h_i  as the coin allows, started at theta
+             w <- K steps with gradients  g(w) - h_i,  started at theta;  K ~ Geometric(p)
              z_i <- h_i - (p/lr) w;   send  (p/lr)(w - theta) - h_i  and  p/lr
     server   theta <- theta + sum a_i ((p/lr)(w_i - theta) - h_i) / sum a_i (p/lr)
 
-The coin is the same for all clients: after every local step the round ends with probability p, so
-that a round has 1/p steps in the mean.  It is part of the broadcast, and the stopping rule is not
-asked.  The server's line is the paper's mean of w_i - (lr/p) h_i; z_i means the paper's
-h_i + (p/lr)(theta - w_i), which a client can only form when it knows the next theta.  With one
-learning rate for all clients the h_i add up to zero; with a rate per client the sums above keep
-sum a_i h_i = 0 too, which the paper does not treat.
+K is the same for all clients: after every local step the round ends with probability p, so that the
+mean number of steps is 1/p.  K is part of the broadcast and replaces the stopping rule.  The
+server's line is the paper's mean of w_i - (lr/p) h_i; z_i is the part of the paper's
+h_i + (p/lr)(theta - w_i) that a client can compute before it receives the next theta.  With one
+learning rate for all clients the h_i add up to zero; with a rate per client, which the paper does
+not treat, the sums above still keep sum a_i h_i = 0.
 
-All clients take part in every round.  On L-smooth, mu-strongly convex f_i with full gradients,
+All clients participate in every round.  On L-smooth, mu-strongly convex f_i with full gradients,
 lr = 1/L and p = sqrt(mu/L), the paper's theorem needs O(sqrt(L/mu) log(1/eps)) rounds; that the
-rounds grow like sqrt(L/mu) is a test.
+number of rounds grows like sqrt(L/mu) is tested.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from fedadmm.core.rng import uniform
 
 
 class Client(NamedTuple):
-    """The control variate, as far as it is known before the next theta, and p/lr."""
+    """The part of the control variate that does not depend on the next theta, and p/lr."""
 
     z: Tensor
     ratio: Tensor
 
 
 class Broadcast(NamedTuple):
-    """The global model, and how many steps the coin allows."""
+    """The global model, and the number of local steps of the round."""
 
     theta: Tensor
     steps: int
@@ -66,10 +66,22 @@ class Message(NamedTuple):
 
 @part("algorithm", "scaffnew")
 class Scaffnew(Algorithm[Theta, Client, Broadcast, Message]):
-    """Scaffnew, which is ProxSkip for federated learning.
+    """Scaffnew: ProxSkip for federated learning (Mishchenko et al., 2022).
+
+        w_i <- K steps with gradients g(w) - h_i, started at theta, with K ~ Geometric(p)
+        theta <- mean of w_i - (lr/p) h_i;   h_i <- h_i + (p/lr) (theta - w_i)
 
     Args:
-        p: the probability with which a local step is the round's last.
+        p: Probability that a local step is the last one of its round.  Default 0.2, which is 5
+            steps on average.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> result = fa.simulate(fa.Scaffnew(), problem, 50, solver=fa.GradientDescent(0.1))
+        >>> round(result.params.item(), 2)
+        2.0
     """
 
     paper: ClassVar[str] = "Mishchenko et al., ProxSkip, ICML 2022"
@@ -80,11 +92,11 @@ class Scaffnew(Algorithm[Theta, Client, Broadcast, Message]):
     p: Share = 0.2
 
     def init_client(self, params: Tensor) -> Client:
-        """h_i = 0, whatever theta comes first."""
+        """Return the state with h_i = 0 for any first theta."""
         return Client(torch.zeros_like(params), params.new_zeros(1))
 
     def broadcast(self, server: Theta, round: Round) -> Broadcast:
-        """Theta, and the coin's tosses until it ends the round."""
+        """Return theta and the number of local steps, which is geometric with mean 1/p."""
         steps = 1
         if self.p < 1:
             steps += math.floor(math.log1p(-uniform(round.key)) / math.log1p(-self.p))

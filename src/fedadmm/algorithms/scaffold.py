@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that take the drift out of local steps.
+"""SCAFFOLD: control variates that correct the drift of local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning, ICML 2020, Algorithm 1.
@@ -9,9 +9,9 @@ Federated Learning, ICML 2020, Algorithm 1.
              send  w - theta  and  c_i+ - c_i
     server   theta <- theta + step * mean over S;   c <- c + (1/n) sum over S of (c_i+ - c_i)
 
-Option 2 is written here as the mean of the K gradients that the steps used.  For plain SGD this
-is the printed formula, because theta - w = lr * sum_k (g_k - c_i + c); it needs no learning rate
-and stays right with momentum.  All control variates start at zero, so that c is their mean.
+Option 2 is computed as the mean of the K gradients of the steps.  For plain SGD this is the printed
+formula, because theta - w = lr * sum_k (g_k - c_i + c); it needs no learning rate and is also
+correct with momentum.  All control variates are initially zero, so that c is their mean.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Client(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The moves of the model and of the control variate: twice FedAvg's upload."""
+    """The changes of the model and of the control variate: twice FedAvg's upload."""
 
     delta: Tensor
     control: Tensor
@@ -57,7 +57,24 @@ class Message(NamedTuple):
 
 @part("algorithm", "scaffold")
 class Scaffold(ClientRemoval[Server, Message], Algorithm[Server, Client, Server, Message]):
-    """SCAFFOLD with option 1 or 2 for the control variates and a server step."""
+    """SCAFFOLD: control variates that correct the drift of local steps (Karimireddy et al., 2020).
+
+        w_i <- local steps with gradients g(w) - c_i + c, started at theta
+        c_i <- grad f_i(theta) (option 1) or the mean gradient of the steps (option 2)
+        theta <- theta + step * weighted mean over S of (w_i - theta);   c = mean of all c_i
+
+    Args:
+        option: How clients update their control variates.  Default 2, which costs no gradient.
+        step: Server step as a multiple of the mean change.  Default 1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.GradientDescent(0.1), stop=fa.Steps(5))
+        >>> round(fa.simulate(fa.Scaffold(), problem, 50, **work).params.item(), 2)
+        2.0
+    """
 
     title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
@@ -70,7 +87,7 @@ class Scaffold(ClientRemoval[Server, Message], Algorithm[Server, Client, Server,
 
     @property
     def requirements(self) -> Requirements:
-        """A gradient at theta (option 1) or the mean gradient of the steps (option 2)."""
+        """Option 1 requires the gradient at theta, option 2 the mean gradient of the steps."""
         needs = LocalNeeds(start_gradient=self.option == 1, mean_gradient=self.option == 2)
         return Requirements(local=needs)
 
@@ -101,5 +118,5 @@ class Scaffold(ClientRemoval[Server, Message], Algorithm[Server, Client, Server,
         )
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
-        """Take a client's control variate out of c; its moves of theta are history."""
+        """Remove the client's control variate from c; its earlier effect on theta remains."""
         return Server(server.theta, server.c - past.control)

@@ -21,7 +21,9 @@ from fedadmm.core.validation import allowed
 from fedadmm.run.engines import VirtualTime
 
 _LENGTH = 1000
-"""Long enough for scalars in a message to be seen as what they are: next to nothing."""
+"""Length of the vectors of a trial client, so long that scalars in a message hardly count."""
+_SECTION = re.compile(r"^(?:Args|Returns|Raises|Example):$", re.MULTILINE)
+"""Heading of a section of a docstring."""
 
 
 class Card(NamedTuple):
@@ -111,7 +113,7 @@ def card(name: str) -> Card:
         name=name,
         paper=method.paper,
         summary=summary,
-        details=details.partition("Args:")[0].strip(),
+        details=_SECTION.split(details)[0].strip(),
         meanings=_meanings(details),
         state=_state(client),
         up=_vectors(message),
@@ -123,7 +125,8 @@ def card(name: str) -> Card:
 
 def _meanings(details: str) -> dict[str, str]:
     """The entries under `Args:`, each in one line."""
-    entries = re.split(r"^    (?=\w+: )", details.partition("Args:\n")[2], flags=re.MULTILINE)
+    section = _SECTION.split(details.partition("Args:\n")[2])[0]
+    entries = re.split(r"^    (?=\w+: )", section, flags=re.MULTILINE)
     pairs = (" ".join(entry.split()).partition(": ") for entry in entries if entry.strip())
     return {key: meaning for key, _, meaning in pairs}
 
