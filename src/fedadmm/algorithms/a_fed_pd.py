@@ -24,7 +24,7 @@ from fedadmm.core.schedules import PerWork, Schedule
 
 @part("algorithm", "a-fedpd")
 class AFedPD(AlignedADMM):
-    """A-FedPD: FedDyn whose absent clients make the participants' mean dual step (Sun et al., 2024).
+    """A-FedPD: FedDyn whose absent clients make the participants' mean dual step (Sun et al.).
 
         y_i <- y_i + rho (w_i - theta) for i in S, with w_i as in FedDyn and m their mean
         y_j <- y_j + rho (m - theta) for j not in S;   theta <- m + mean dual / rho

@@ -77,7 +77,7 @@ class DouglasRachford(
 
     @property
     def requirements(self) -> Requirements:
-        """Stale updates are allowed, because each changes only the client's own term of the mean."""
+        """Stale updates are allowed: each changes only the client's own term of the mean."""
         return Requirements(regularizer=True, stale_updates=True)
 
     @property
