@@ -42,6 +42,7 @@ from fedadmm.run.loop import output_model, run
 from fedadmm.run.metrics import Best, ModelSelector
 from fedadmm.run.penalty_advice import advice_on_penalty
 from fedadmm.run.privacy import attach_privacy
+from fedadmm.run.process_memory import memory_for
 from fedadmm.run.record import Record, Stopwatch
 from fedadmm.run.resume import Begun, Journal
 from fedadmm.run.round_callbacks import BEST, RunPlan, resumed_ending
@@ -167,6 +168,7 @@ def simulate(
         job, privacy = attach_privacy(job, sampler)
         held.enter_context(torch_threads(chosen_threads(job, chosen.threads)))
         held.enter_context(torch.no_grad())
+        held.enter_context(memory_for(start_vector))
         if checkpoints is not None:
             held.enter_context(locked(checkpoints.directory, _PATIENCE))
         kept = store if store is not None else _default_store(chosen, checkpoints, resume)

@@ -44,12 +44,12 @@ from fedadmm.run.engines.worker_process import (
     Piece,
     SharedMemory,
     Task,
-    give_back_freed_memory,
     region_bytes,
     start_method,
     work,
     work_on_copy,
 )
+from fedadmm.run.process_memory import return_freed_memory
 
 SLOTS_PER_WORKER = 4
 """Tasks a worker may be ahead of the one that is handed on next; bounds memory."""
@@ -321,7 +321,7 @@ class Pool:
             if not worker.process.is_alive():
                 self._replace(index)
         if len(self._workers) < self._count:
-            give_back_freed_memory()
+            return_freed_memory()
         while len(self._workers) < self._count:
             self._workers.append(_Worker(self._job, self.memory, None))
         self._begins = Begins(piece, self.memory.shared.write(0, shared))
