@@ -109,6 +109,8 @@ class DoubleEntry:
         self._rounds: dict[tuple[int, bytes], tuple[str, int]] = {}
         """Run and round of the task to which a client made this key."""
         self._sets: dict[tuple[int, str, int], set[frozenset[int]]] = {}
+        self._content: dict[tuple[int, bytes], str] = {}
+        """The digest of the upload under this key, before masks; empty for zero."""
         self._equal: dict[tuple[int, str], set[frozenset[int]]] = {}
         self._noised: dict[str, set[bytes]] = {}
         self.counts: Counter[str] = Counter()
@@ -327,12 +329,12 @@ class DoubleEntry:
 
     # what masks hide ------------------------------------------------------------------------------
 
-    def masking(self, client: int, words: Any, members: list[int]) -> None:
+    def masking(self, client: int, key: bytes, words: Any) -> None:
         """Note the words of an upload before they are masked."""
         size = sum(leaf.numel() for leaf in trees.tensors(self._message))
-        if words[:size].any():
-            content = hashlib.sha256(words[:size].tobytes()).hexdigest()
-            self._equal.setdefault((client, content), set()).add(frozenset(members))
+        zero = not words[:size].any()
+        content = "" if zero else hashlib.sha256(words[:size].tobytes()).hexdigest()
+        self._content[client, key] = content
 
     def _check_set(self, client: int, machine: str, question: RecordDict) -> None:
         clients, publics = _members(question)
@@ -354,10 +356,13 @@ class DoubleEntry:
         apart = agreed.get("minimum_sites", 3)
         if not agreed.get("sets_apart"):
             return
-        for (owner, _), groups in self._equal.items():
-            others = [one for one in groups if one != group] if group in groups else []
-            if owner == client and any(len(one ^ group) < apart for one in others):
-                raise Violation(f"equal uploads left {machine} under sets that are close")
+        content = self._content.get((client, key), "")
+        if not content:
+            return  # an increment of zero shows nothing
+        groups = self._equal.setdefault((client, content), set())
+        groups.add(group)
+        if any(0 < len(one ^ group) < apart for one in groups):
+            raise Violation(f"equal uploads left {machine} under sets that are close")
 
     def _check_account(self, client: int, machine: str, key: bytes) -> None:
         noise = self._job.pipeline.noise

@@ -55,6 +55,17 @@ class Plan:
     """Whether somebody changes the sets of masked sums on their way to the sites."""
     policies: list[dict[str, Any]] = field(default_factory=list)
     """What each site's own file says."""
+    random_work: bool = False
+    """Whether local work that is repeated gives another result, as with DP-SGD."""
+    odd_metrics: bool = False
+    """Whether the sites' own metrics are NaN, infinite or huge now and then."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a run without faults gives the same model up to the rounding of doubles."""
+        run = self.federation.experiment
+        coarse = self.masked and run.aggregator.step is None
+        return not (self.random_work or coarse)
 
     @property
     def masked(self) -> bool:
@@ -112,10 +123,13 @@ def make(seed: int) -> Plan:
         settings["ledger"] = "none"
         if clients == 3:
             settings.pop("sampler", None)
+    abilities = Random(f"abilities {seed}")
+    if "aggregator" in settings and abilities.random() < 0.5:
+        _use_short_words(settings, abilities)
     calm = 2
     # Long enough to come to the optimum, with what was cut off as well; FedAvg has another limit.
     if seed % 128 == 5 and not isinstance(algorithm, fa.FedAvg):
-        calm = 120 if "pipeline" in settings else 30
+        calm = 30 if "aggregator" in settings or "pipeline" not in settings else 120
     return Plan(
         Federation(**settings),
         settings["weights"],
@@ -126,7 +140,20 @@ def make(seed: int) -> Plan:
         liar=chance.randrange(clients) if "a liar" in kinds else None,
         lying_server="aggregator" in settings and hides.random() < 0.5,
         policies=_policies(Random(f"policies {seed}"), settings),
+        random_work=abilities.random() < 0.2,
+        odd_metrics=abilities.random() < 0.3,
     )
+
+
+def _use_short_words(settings: dict[str, Any], chance: Random) -> None:
+    """Words of 32 bits, for most methods with a clip and noise in shares."""
+    method = settings["algorithm"]
+    whole = isinstance(method, fa.FedADMMInSa) or getattr(method, "members", "all") != "all"
+    if whole or chance.random() < 0.4:
+        settings["aggregator"] = fa.MaskedSum(bound=50.0)
+    else:
+        settings["aggregator"] = fa.MaskedSum()
+        settings["pipeline"] = [fa.Clip(20.0), fa.GaussianNoise(0.01, 1e-5)]
 
 
 def _policies(chance: Random, settings: dict[str, Any]) -> list[dict[str, Any]]:

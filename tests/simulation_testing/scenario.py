@@ -28,6 +28,7 @@ from fedadmm.run.record import read
 from fedadmm.study.run_dir import RunDir
 
 from . import plan as planning
+from .attack import attack
 from .books import Violation, checkpoint
 from .world import _SERVER_FILE, Crash, Process, Time, World
 
@@ -73,7 +74,8 @@ class Scenario:
 
         def listening(words: Any, client: int, private: bytes, subject: str, shares: Any) -> Any:
             if subject.startswith("update"):
-                self.world.audit.masking(client, words, [share.client for share in shares])
+                own = next(share.public for share in shares if share.client == client)
+                self.world.audit.masking(client, own, words)
             return masked(words, client, private, subject, shares)
 
         fake = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{names.getrandbits(128):032x}"))
@@ -258,6 +260,8 @@ class Scenario:
         self._check_participation()
         self._check_folders()
         self._compare()
+        if self.plan.lying_server:
+            attack(world, world.recorder)
 
     def _everybody_is_lost(self) -> bool:
         """Without a ledger nobody who lost its state comes back, unless its folder does."""
@@ -287,8 +291,11 @@ class Scenario:
     def _check_records(self) -> None:
         with self._reading():
             summary = RunDir(_path("/server/run")).summary()
-            numbers = [record["round"] for record in RunDir(_path("/server/run")).records()]
+            records = RunDir(_path("/server/run")).records()
+            numbers = [record["round"] for record in records]
             read_events(_path("/server/run"))
+        for record in records:
+            self.world.audit.metrics(record)
         if summary["code"] != "completed":
             raise Violation(f"the run ended as {summary['status']}")
         saved = self._saved()
@@ -351,6 +358,7 @@ class Scenario:
             trace = [record["cohort"]["clients"] for record in rounds]
         everybody = len({client for ids in trace for client in ids}) == settings.clients
         comparable = settings.mode == "rounds" and everybody  # a trace without somebody is refused
+        comparable = comparable and self.plan.exact
         if comparable and self.plan.liar is None and not (restarted or self._restored):
             result = fa.simulate(
                 run.algorithm,
@@ -367,7 +375,12 @@ class Scenario:
             if off > 1e-12:
                 raise Violation(f"the model is {off:.3g} from that of the run without faults")
             self.world.counts["equal to the run without faults"] += 1
-        if self.plan.tail >= 30 and self.plan.liar is None and not (lost or self._beyond_repair):
+        if (
+            self.plan.exact
+            and self.plan.tail >= 30
+            and self.plan.liar is None
+            and not (lost or self._beyond_repair)
+        ):
             self._check_optimum(theta)
 
     def _check_optimum(self, theta: Any) -> None:

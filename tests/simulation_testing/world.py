@@ -10,6 +10,7 @@ import errno
 import heapq
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,16 +19,19 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+import fedadmm as fa
 from fedadmm.core import clock, pairwise_masks
 from fedadmm.core.errors import FedADMMError
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusedError, ReplyKind
 from fedadmm.flower.site import gate
-from fedadmm.flower.site.app import client_app
+from fedadmm.flower.site.app import Site, client_app
 
+from .attack import Recorder
 from .books import Books, Violation
 from .byzantine_site import Liar
 from .disk import SimulatedDisk, refusal
@@ -74,6 +78,11 @@ class World:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.plan = plan
         self.chance = Random(f"world {seed}")
+        self._entropy = Random(f"entropy {seed}")
+        """Of the sites' machines, which no repetition of a task gives again."""
+        self.recorder = Recorder()
+        self.attacked = False
+        """Whether the sites moved since by what no honest server sent."""
         self.counts: Counter[str] = Counter()
         self.quiet = False
         self.now = 0.0
@@ -133,7 +142,21 @@ class World:
 
     def _load(self, context: Context) -> Any:
         """A site's data, as its app loads them for every message."""
-        return self.plan.objectives[_number(context)]
+        client, plan = _number(context), self.plan
+        objective = plan.objectives[client]
+        if plan.random_work:
+            noise = [self._entropy.gauss(0, 0.01) for _ in range(objective.num_parameters)]
+            shift = torch.tensor(noise, dtype=torch.float64)
+            objective = fa.Quadratic(objective.A, objective.b + shift)
+        return Site(objective, self._accuracy if plan.odd_metrics else None)
+
+    def _accuracy(self, params: torch.Tensor) -> dict[str, float]:
+        """A site's own metric, which is no number now and then."""
+        if not self.quiet and self._entropy.random() < 0.3:
+            self.counts["odd metrics"] += 1
+            odd = [math.nan, math.inf, -math.inf, 1e9, -1e9]
+            return {"accuracy": self._entropy.choice(odd)}
+        return {"accuracy": self._entropy.random()}
 
     def _install(self, machine: str) -> None:
         """A machine with its folders, as an operator leaves it."""
@@ -413,6 +436,8 @@ class World:
             if self.refuses_settings:
                 raise Violation("a task left a server whose settings are another run's")
             self.books.task(*wire.read_task(message.content))
+            if self.plan.lying_server:
+                self.recorder.sent(message.content)
 
     def _fate(self) -> list[float]:
         """When a message arrives, if it does."""
@@ -441,13 +466,14 @@ class World:
         lies = self.plan.lying_server and wire.SET in message.content and not self.quiet
         if lies and self.chance.random() < 0.4:
             self._ask_for_more(node, message)
-        reply = self._answer(node, message)
+        reply = self.answer(node, message)
         if lies and self.chance.random() < 0.4:
             self._ask_for_more(node, message)
         if reply is None:
             return
         if not reply.has_error():
             self.audit.arrived(node.client, message.content, reply.content)
+            self.recorder.answered(reply.content)
         for delay in self._fate():
             self.later(delay, lambda: self._arrive(message, reply))
 
@@ -474,7 +500,7 @@ class World:
         )
         asked = Message(content, node.number, message.metadata.message_type)
         asked.metadata.__dict__.update(message.metadata.__dict__)
-        self._answer(node, asked)
+        self.answer(node, asked)
         if 3 <= len(keep) < len(clients):
             self.misled.add(node.client)
 
@@ -500,7 +526,7 @@ class World:
 
     # a site -------------------------------------------------------------------------------------
 
-    def _answer(self, node: Node, message: Message) -> Message | None:
+    def answer(self, node: Node, message: Message) -> Message | None:
         process = Process(node.machine)
         before = self.__dict__.get("intrude")
         self.intrude = lambda _: self._intruder(node, message)
@@ -513,7 +539,8 @@ class World:
             return None
         finally:
             self.intrude = before  # type: ignore[assignment]
-            self.check(node.client)
+            if not self.attacked:
+                self.check(node.client)
 
     def _intruder(self, node: Node, message: Message) -> None:
         """The same message reaches another process of the site; what it says is lost."""
@@ -537,7 +564,7 @@ class World:
             return Message(Error(code=0, reason=str(error)), reply_to=message)
         except Exception as error:
             raise Violation(f"undeclared at {node.machine}: {error!r}") from error
-        if wire.SET in message.content and wire.HEAD in content:
+        if wire.SET in message.content and wire.HEAD in content and not self.attacked:
             self.books.masked(message.content, content, node.machine)
             self.counts["masked uploads"] += 1
         self.audit.answered(node.client, node.machine, message.content, content)
