@@ -14,7 +14,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Options of `mallopt`."""
 _REUSED_BYTES = (2**30, 2**25)
 """Largest block that is reused; older versions of the library accept the second only."""
-LARGE_MODEL_BYTES = 4 * 2**20
+LARGE_MODEL_BYTES = 2 * 2**20
 """Size of a model vector from which fresh pages cost more than the arithmetic on them."""
 
 
