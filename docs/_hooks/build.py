@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import maths
 import methods
 import settings
 
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+CODE = re.compile(r"<code>([^<]*)</code>")
 STUDIES = Path(__file__).parents[2] / "studies"
 NAVIGATION: dict[str, Any] = {
     "Home": "index.md",
@@ -106,5 +109,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn formulas into MathML."""
-    return maths.on_site(html)
+    """Turn formulas into MathML, and let long code in tables break after its punctuation."""
+    return CELL.sub(lambda cell: CODE.sub(_breakable, cell[0]), maths.on_site(html))
+
+
+def _breakable(code: re.Match[str]) -> str:
+    """Return `<code>` with places where a line may break, if it is long."""
+    text = code[1] if len(code[1]) < 22 else re.sub(r"([/_.,(\[])(?=\w)", r"\1<wbr>", code[1])
+    return f"<code>{text}</code>"
