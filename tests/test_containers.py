@@ -63,7 +63,8 @@ def test_the_image_copies_what_is_there_and_not_ignored() -> None:
     allowed = set(re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
     copied = [line.split()[1:-1] for line in re.findall(r"^COPY (?!--from).*", text, re.MULTILINE)]
     names = {name.removeprefix("./") for line in copied for name in line}
-    assert names == {"pyproject.toml", "README.md", "LICENSE", "src", "constraints.txt"}
+    build = {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src"}
+    assert names == build | {"constraints.txt"}
     assert names == allowed
     assert all((ROOT / name).exists() for name in names)
     assert text.index("USER fedadmm") < text.index("CMD")

@@ -1,4 +1,4 @@
-"""The first page: what it shows exists, what it says can be typed, and what it claims is so."""
+"""The first page: its links lead somewhere, its programs run and its commands can be typed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import typer.main
 
-from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -24,16 +24,30 @@ COMMANDS = re.findall(r"(?:^|`)(fedadmm [a-z][^`#\n]*)", TEXT, re.MULTILINE)
 
 
 def test_every_link_and_picture_is_there() -> None:
-    targets = re.findall(r"\]\(([^)]+)\)", TEXT)
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", TEXT)
     assert len(targets) > 10
     assert [one for one in targets if not (ROOT / one).exists()] == []
     pictures = [ROOT / one for one in re.findall(r"!\[[^]]+\]\(([^)]+)\)", TEXT)]
-    assert len(pictures) == 3
+    assert len(pictures) == 1
     assert all(one.stat().st_size < 150_000 for one in pictures)
 
 
+def test_no_relative_link_is_left_on_a_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    interface = SimpleNamespace(MetadataHookInterface=object)  # the build system is not installed
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
+    monkeypatch.syspath_prepend(str(ROOT))
+    urls = {"Documentation": "https://site/", "Source": "https://code/us/it"}
+    text = importlib.import_module("hatch_build").absolute(TEXT, urls)
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert [one for one in targets if not one.startswith("https://")] == []
+    assert "https://site/implementations/#check-an-implementation-of-your-own" in targets
+    assert "https://code/us/it/raw/main/docs/participation-rate.svg" in targets
+
+
 def test_the_picture_of_the_clients_shows_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made again: FedAvg rests where the pulls balance, FedADMM where the loss is least."""
+    """Made again: FedAvg converges to where the moves cancel, FedADMM to the minimiser."""
     monkeypatch.syspath_prepend(str(ROOT / "docs/_figures"))
     picture = importlib.import_module("around_the_global_model")
     clients = [picture.bowl(*one) for one in picture.BOWLS]
@@ -62,12 +76,12 @@ def test_the_picture_of_starts_shows_what_its_text_says(monkeypatch: pytest.Monk
     picture = importlib.import_module("around_the_global_model")
     shown = picture.STARTS
     clients = [picture.bowl(*one) for one in shown.bowls]
-    text, told = (ROOT / "docs/starts.svg").read_text("utf-8"), THEORY.read_text("utf-8")
+    text, page = (ROOT / "docs/starts.svg").read_text("utf-8"), THEORY.read_text("utf-8")
     for row in shown.rows.values():
         made = picture.steps(row, clients, shown.initial)
         away = [np.linalg.norm(made[n - 1].after - picture.best(clients)) for n in picture.ROUNDS]
         assert all(f">{one:.2f} away<" in text for one in away)
-        assert "{:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*away) in told
+        assert "{:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*away) in page
 
 
 def test_the_python_runs_offline(tmp_path: Path) -> None:
@@ -85,8 +99,8 @@ def test_the_python_runs_offline(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     accuracies = [float(one) for one in re.findall(r"'test_accuracy': ([\d.]+)", done.stdout)]
     assert len(accuracies) == 2
-    fedavg, aligned = accuracies
-    assert 0.7 < fedavg < aligned - 0.03  # as the page says: 84 and 92 per cent
+    fedavg, fedadmm = accuracies
+    assert (round(fedavg, 2), round(fedadmm, 2)) == (0.90, 0.94)  # as the page says
 
 
 @pytest.mark.parametrize("line", sorted(set(COMMANDS)))
@@ -96,10 +110,3 @@ def test_every_command_can_be_typed(line: str) -> None:
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
     command.make_context("fedadmm", words)  # refuses an option or a word that it does not know
-
-
-def test_every_method_of_the_list_is_one() -> None:
-    said = TEXT.partition("## What is in it")[2].partition("`fedadmm algorithms`")[0]
-    names = {re.sub(r"[^a-z]", "", name.lower()) for name in REGISTRY} - {"feddrii"}
-    text = re.sub(r"[^a-z]", "", said.lower())
-    assert {name for name in names if name not in text} - {"fedadmminsa"} == set()

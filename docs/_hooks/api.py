@@ -62,12 +62,14 @@ def pages() -> dict[str, str]:
     found["reference/api-extending.md"] = "\n\n".join(["# For extensions", *own]) + "\n"
     links = [f"* [`{address[14:-3]}`]({address[10:]})" for address in sorted(found)]
     start = [
-        "# Python",
-        "`import fedadmm as fa` has every name of these pages except those of the last two.",
+        "# simulate, Experiment, Problem, Result",
+        "`import fedadmm as fa` has every name of the reference; those of `extending` and "
+        "`flower` are imported from where their pages say.",
         "\n".join(links),
         *(_entry(name) for name in FIRST),
     ]
-    return {"reference/api.md": "\n\n".join(start) + "\n", **found}
+    first = {"reference/api.md": "\n\n".join(start) + "\n"}
+    return {**first, **dict(sorted(found.items()))}
 
 
 def _entry(name: str) -> str:

@@ -56,7 +56,7 @@ NAVIGATION: dict[str, Any] = {
         "benchmarks.md",
     ],
     "Reference": [
-        {"Python": sorted(api.pages())},
+        {"Python": list(api.pages())},
         "reference/config.md",
         "reference/commands.md",
         {"Methods": list(methods.pages())},
