@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from flwr.app import Message, RecordDict
 
 from fedadmm.core.codec import Packed, decode, digest, encode
@@ -114,8 +115,8 @@ def _overflow(world: Any, client: int, one: Sent, number: int) -> None:
     """The kind of the answer must not show whether the local work has a usable result."""
     packed = decode(one.body)
     kinds = []
-    for k, factor in enumerate((1.0, 1e300)):
-        tensors = {name: tensor * factor for name, tensor in packed.tensors.items()}
+    for k, largest in enumerate((1.0, 1.7e308)):
+        tensors = {n: torch.full_like(tensor, largest) for n, tensor in packed.tensors.items()}
         plain = {**packed.plain, "round_index": 10**6 + number + k}
         body = encode(Packed(tensors, plain))
         task = one.task._replace(sequence=number + k, broadcast_digest=digest(body))

@@ -18,7 +18,8 @@ They must balance:
 5. The uploads of a client that is removed are taken out of the server's state.
 6. All masked uploads of one round leave a site for one set of at least three sites; those of a site
    with `sets_apart` that are equal leave for one set, or for sets that are far apart.
-7. A site's privacy account counts every upload with noise before it leaves.
+7. A site's privacy account counts every upload with noise before it leaves, and such an upload has
+   no entries besides those of the message.
 8. A mean of masked metrics is finite and within the range of the sites' values.
 """
 
@@ -128,6 +129,7 @@ class DoubleEntry:
             self._rounds[client, key] = reply.run, int(packed.plain["round_index"])
         if reply.kind is ReplyKind.MASKED:
             self._check_set(client, machine, question)
+            self._check_length(machine, body)
         if reply.kind in (ReplyKind.UPDATE, ReplyKind.READY):
             self._post(client, machine, reply, answer, body)
 
@@ -363,6 +365,13 @@ class DoubleEntry:
         groups.add(group)
         if any(0 < len(one ^ group) < apart for one in groups):
             raise Violation(f"equal uploads left {machine} under sets that are close")
+
+    def _check_length(self, machine: str, body: bytes) -> None:
+        if self._job.pipeline.noise is None:
+            return
+        size = sum(leaf.numel() for leaf in trees.tensors(self._message))
+        if codec.decode(body, codec.MESSAGE).tensors["words"].numel() != size:
+            raise Violation(f"{machine} sent statistics that no noise covers")
 
     def _check_account(self, client: int, machine: str, key: bytes) -> None:
         noise = self._job.pipeline.noise

@@ -126,6 +126,13 @@ def make(seed: int) -> Plan:
     abilities = Random(f"abilities {seed}")
     if "aggregator" in settings and abilities.random() < 0.5:
         _use_short_words(settings, abilities)
+    random_work, odd_metrics = abilities.random() < 0.2, abilities.random() < 0.3
+    policies = _policies(Random(f"policies {seed}"), settings)
+    if odd_metrics and "aggregator" in settings:
+        settings["evaluate_every"] = 1
+        for agreed in policies:
+            agreed |= {"evaluations": 100, "evaluations_with_noise": True}
+            agreed.pop("metrics", None)
     calm = 2
     # Long enough to come to the optimum, with what was cut off as well; FedAvg has another limit.
     if seed % 128 == 5 and not isinstance(algorithm, fa.FedAvg):
@@ -139,9 +146,9 @@ def make(seed: int) -> Plan:
         tail=calm * (1 if mode == "rounds" else 2 * clients),
         liar=chance.randrange(clients) if "a liar" in kinds else None,
         lying_server="aggregator" in settings and hides.random() < 0.5,
-        policies=_policies(Random(f"policies {seed}"), settings),
-        random_work=abilities.random() < 0.2,
-        odd_metrics=abilities.random() < 0.3,
+        policies=policies,
+        random_work=random_work,
+        odd_metrics=odd_metrics,
     )
 
 

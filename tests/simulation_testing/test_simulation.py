@@ -7,19 +7,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedadmm.core import codec, files, pairwise_masks
+from fedadmm.core.catch_up import CatchUp
 from fedadmm.core.errors import StateError
-from fedadmm.core.messages import Missed
-from fedadmm.core.pipeline import Sent, Uploads
+from fedadmm.core.pipeline import Processed, UpdatePipeline
 from fedadmm.flower.protocol import admission, ledger
-from fedadmm.flower.secure_aggregation import pending_uploads as site_masking
+from fedadmm.flower.secure_aggregation import masked_messages, pending_uploads as site_masking
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site, gate
 from fedadmm.flower.site.state import SiteAccount, SiteState
@@ -219,27 +219,25 @@ def take_nothing_out(patch: pytest.MonkeyPatch) -> None:
 
 def tell_the_own_step(patch: pytest.MonkeyPatch) -> None:
     """A client that comes back is also told of the virtual step of the round that it was in."""
-    after = Missed.after
+    after_step = CatchUp.after_step
 
-    def hasty(self: Missed, step: int, total: Any, clients: Any) -> Missed:
-        made = after(self, step, total, clients)
+    def hasty(self: CatchUp, step: int, total: Any, clients: Any) -> CatchUp:
+        made = after_step(self, step, total, clients)
         before = {step: self.total} if clients else {}
-        return replace(made, sums={**made.sums, **before})
+        return made._replace(sums={**made.sums, **before})
 
-    patch.setattr(Missed, "after", hasty)
+    patch.setattr(CatchUp, "after_step", hasty)
 
 
 def forget_the_rest(patch: pytest.MonkeyPatch) -> None:
     """What was cut off an upload is not kept for the next one."""
-    send = Uploads.send
+    on_client = UpdatePipeline.on_client
 
-    def careless(self: Uploads, *arguments: Any) -> Sent:
-        sent = send(self, *arguments)
-        return sent._replace(
-            error_feedback={n: 0 * left for n, left in sent.error_feedback.items()}
-        )
+    def careless(self: UpdatePipeline, *arguments: Any) -> Processed:
+        made = on_client(self, *arguments)
+        return made._replace(residual={name: 0 * left for name, left in made.residual.items()})
 
-    patch.setattr(Uploads, "send", careless)
+    patch.setattr(UpdatePipeline, "on_client", careless)
 
 
 def a_budget_that_resets(patch: pytest.MonkeyPatch) -> None:
@@ -335,6 +333,76 @@ def policy_of_the_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gate, "read_policy", once)
 
 
+def compute_a_repeated_task(patch: pytest.MonkeyPatch) -> None:
+    """A site computes again what it has sent already; it shows where local work is random."""
+    patch.setattr(SiteState, "pending", lambda _: None)
+
+
+def saturate_metrics(patch: pytest.MonkeyPatch) -> None:
+    """A metric that does not fit into the sum counts as the largest one that does."""
+    words = site.metric_words
+
+    def saturated(part: Any, weight: float, metrics: Any) -> Any:
+        cut = {name: max(-1e6, min(1e6, value)) for name, value in metrics.items()}
+        return words(part, weight, cut)
+
+    patch.setattr(site, "metric_words", saturated)
+
+
+def noise_without_account(patch: pytest.MonkeyPatch) -> None:
+    """Uploads with noise leave a site and its privacy account does not count them."""
+    patch.setattr(site, "_charge_release", lambda *_: None)
+
+
+def statistics_beside_noise(patch: pytest.MonkeyPatch) -> None:
+    """Statistics of the local work travel with an upload whose noise does not cover them."""
+    words = site_masking.upload_words
+
+    def more(job: Any, part: Any, client: int, done: Any) -> Any:
+        made = words(job, part, client, done)
+        statistics = part.fixed_point.counts([1.0] * 5)
+        return made if job.pipeline.noise is None else np.concatenate([made, statistics])
+
+    patch.setattr(site_masking, "upload_words", more)
+    patch.setattr(masked_messages, "_statistics_length", lambda _: 15)
+
+
+def forget_acknowledged_sets(patch: pytest.MonkeyPatch) -> None:
+    """A site forgets the sets of uploads that the server acknowledged."""
+    settled = site_masking.PendingUploads.settled
+
+    def forgetful(self: Any) -> None:
+        settled(self)
+        if files.exists(self._sets):
+            files.remove(self._sets)
+
+    patch.setattr(site_masking.PendingUploads, "settled", forgetful)
+
+
+def forget_the_sets_of_an_incarnation(patch: pytest.MonkeyPatch) -> None:
+    """A site that is started again forgets the sets of its uploads."""
+    forget = SiteState.forget
+
+    def forgetful(self: SiteState) -> None:
+        forget(self)
+        if files.exists(self._folder / "sets-update.json"):
+            files.remove(self._folder / "sets-update.json")
+
+    patch.setattr(SiteState, "forget", forgetful)
+
+
+def tell_that_a_result_overflows(patch: pytest.MonkeyPatch) -> None:
+    """The kind of the answer of a masked site shows whether its result is finite."""
+    ready = site_masking.SiteMasking.ready
+
+    def honest(self: Any, job: Any, state: Any, task: Any, parcel: Any, record: Any, done: Any):  # type: ignore[no-untyped-def]
+        if done.record is None:
+            return ledger.reply_to(task, ledger.ReplyKind.FAILED)
+        return ready(self, job, state, task, parcel, record, done)
+
+    patch.setattr(site_masking.SiteMasking, "ready", honest)
+
+
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     without_file_sync: set(),
     without_folder_sync: set(),
@@ -362,6 +430,13 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     without_approval: set(),
     metrics_without_approval: set(),
     policy_of_the_start: {"withdrawals"},
+    compute_a_repeated_task: set(),
+    saturate_metrics: set(),
+    noise_without_account: set(),
+    statistics_beside_noise: set(),
+    forget_acknowledged_sets: set(),
+    forget_the_sets_of_an_incarnation: set(),
+    tell_that_a_result_overflows: set(),
 }
 """By bug: the faults that bring it to light; only seeds that have them are tried."""
 RARE = {skip_the_seal_of_files: 4 * MOST, forget_a_set: 2 * MOST}
