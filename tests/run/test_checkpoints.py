@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 import signal
 import threading
@@ -14,12 +15,13 @@ import torch
 from torch import nn
 
 import fedadmm as fa
-from fedadmm.core import codec
-from fedadmm.run.checkpoint import Checkpoints
+from fedadmm.core import codec, trees
+from fedadmm.run.checkpoint import Checkpoints, MemoryCheckpoints
 from fedadmm.run.engines.workers import Workers
 from fedadmm.run.state import RoundReport
 from fedadmm.run.stores import DiskStore, params_sha256
 from fedadmm.run.stores.segments import existing, scan
+from support.federations import federation as quadratics
 from support.models import small_federation
 from support.rejections import naming
 from support.resumable import (
@@ -430,3 +432,33 @@ def test_the_digest_is_that_of_the_bytes() -> None:
     expected = hashlib.sha256(bytes.fromhex("0000803f00000040")).hexdigest()
     assert params_sha256(vector) == expected
     assert params_sha256(torch.tensor([[1.0, 9.0], [2.0, 9.0]])[:, 0]) == expected
+
+
+@pytest.mark.parametrize("make", [fa.MemoryStore, DiskStore.temporary], ids=["memory", "disk"])
+@pytest.mark.parametrize("name", ["fedadmm", "aligned-admm", "scaffold"])
+def test_a_run_resumed_from_memory_is_the_whole_run(name: str, make: Any) -> None:
+    given = {"sampler": fa.UniformSampling(3), "solver": fa.GradientDescent(0.1)}
+    federation, method = quadratics(12), ALGORITHMS[name]
+    given["initial"] = federation.initial
+    whole = fa.simulate(method, federation.problem, 6, **given)
+    saved = MemoryCheckpoints({}, every=3)
+    fa.simulate(method, federation.problem, 3, checkpoints=saved, store=make(), **given)
+    later = MemoryCheckpoints(pickle.loads(pickle.dumps(saved.content)), every=3)
+    rest = fa.simulate(
+        method, federation.problem, 6, checkpoints=later, store=make(), resume=True, **given
+    )
+    assert [record["round"] for record in rest.history] == [4, 5, 6]
+    assert torch.equal(rest.params, whole.params)
+    for client in whole.clients:
+        states = zip(
+            trees.tensors(rest.clients[client]), trees.tensors(whole.clients[client]), strict=True
+        )
+        assert all(torch.equal(found, expected) for found, expected in states)
+
+
+def test_a_checkpoint_in_memory_of_another_run_is_rejected() -> None:
+    federation, saved = quadratics(12), MemoryCheckpoints({})
+    given = {"initial": federation.initial, "solver": fa.GradientDescent(0.1)}
+    fa.simulate(fa.FedAvg(), federation.problem, 1, checkpoints=saved, **given)
+    with pytest.raises(fa.errors.StateError, match=naming("algorithm fedavg fedprox")):
+        fa.simulate(fa.FedProx(0.1), federation.problem, 2, checkpoints=saved, resume=True, **given)

@@ -27,7 +27,7 @@ from fedadmm.core.codec import Packed
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.validation import Natural, check
 from fedadmm.run.stores import disk, segments
-from fedadmm.run.stores.records import SnapshotStore
+from fedadmm.run.stores.records import MemoryStore, SnapshotStore, stack_records
 
 FORMAT = 4
 OWN_NAME = re.compile(r"round-(\d{8,})\.(json|server\.safetensors|clients-\d+\.safetensors)")
@@ -88,7 +88,7 @@ class Checkpoints:
             self._kept = []
         kept = self._good()
         if kept:
-            _compare(self.directory, kept[0].fingerprint, fingerprint)
+            _compare(f"the checkpoint in {self.directory}", kept[0].fingerprint, fingerprint)
             self._check_store(kept[0], store)
         self._sweep()
         restored = [self._parts(manifest) for manifest in kept[:KEPT]]
@@ -240,7 +240,79 @@ def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(dict(fingerprint))))
 
 
-def _compare(directory: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+class MemoryCheckpoints:
+    """The newest checkpoint of one run as bytes in memory, for a caller that stores them itself.
+
+    Args:
+        content: bytes of a checkpoint by name, replaced in place at every save; empty before the
+            first one.
+        every: rounds between two saves.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> from fedadmm.run.checkpoint import MemoryCheckpoints
+        >>> problem = fa.Problem([fa.Quadratic(torch.eye(1), torch.ones(1))], initial=torch.ones(1))
+        >>> saved = MemoryCheckpoints({}, every=2)
+        >>> options = {"solver": fa.ExactSolver(), "checkpoints": saved}
+        >>> first = fa.simulate(fa.FedADMM(rho=1.0), problem, 2, **options)
+        >>> second = fa.simulate(fa.FedADMM(rho=1.0), problem, 4, resume=True, **options)
+        >>> [record["round"] for record in second.history]
+        [3, 4]
+    """
+
+    directory = None
+
+    def __init__(self, content: dict[str, bytes], every: int = 1) -> None:
+        check("MemoryCheckpoints", "every", every, Natural)
+        self.content = content
+        self.every = every
+
+    def shares(self, directory: Path) -> bool:
+        """Whether the checkpoints are in this folder; they are in none."""
+        return False
+
+    def begin(
+        self, resume: bool, fingerprint: Mapping[str, Any], store: SnapshotStore
+    ) -> Checkpoint | None:
+        """Restore the store; return the checkpoint to resume from, or None for round 0."""
+        if not resume:
+            self.content.clear()
+        if not self.content:
+            return None
+        about = json.loads(self.content["about"])
+        _compare("the run so far", about["fingerprint"], fingerprint)
+        parts = [codec.decode(self.content[f"part {k}"]).tensors for k in range(about["parts"])]
+        memory = MemoryStore()
+        memory.template = store.template
+        memory.restore(parts, ())
+        for client in memory.clients():
+            record = memory.get(client)
+            assert record is not None, "a client of a store has a record"
+            store.commit(client, record, about["round"] - 1)
+        server = codec.decode(self.content["server"])
+        return Checkpoint(about["round"], dict(server.tensors), about["values"])
+
+    def save(
+        self, checkpoint: Checkpoint, fingerprint: Mapping[str, Any], store: SnapshotStore
+    ) -> None:
+        """Replace the checkpoint by that of a later round."""
+        parts = list(stack_records(store, store.clients()))
+        about = {
+            "round": checkpoint.round,
+            "values": checkpoint.values,
+            "fingerprint": _plain(fingerprint),
+            "parts": len(parts),
+        }
+        found = {"about": json.dumps(about).encode()}
+        found["server"] = codec.encode(codec.Packed(checkpoint.tensors, {}))
+        for k, part in enumerate(parts):
+            found[f"part {k}"] = codec.encode(codec.Packed(part, {}))
+        self.content.clear()
+        self.content.update(found)
+        store.saved()
+
+
+def _compare(place: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     now = _plain(given)
     missing = "missing"
     differing = [
@@ -249,10 +321,7 @@ def _compare(directory: Path, stored: Mapping[str, Any], given: Mapping[str, Any
         if stored.get(key, missing) != now.get(key, missing)
     ]
     if differing:
-        raise StateError(
-            f"the checkpoint in {directory} belongs to another configuration: "
-            + "; ".join(differing)
-        )
+        raise StateError(f"{place} belongs to another configuration: " + "; ".join(differing))
 
 
 def _shown(values: Mapping[str, Any], key: str, missing: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedadmm.core.errors import ANOTHER_VERSION, CompatibilityError, ParameterError, StateError
 from fedadmm.core.messages import ClientStateStore
-from fedadmm.run.checkpoint import Checkpoint, Checkpoints
+from fedadmm.run.checkpoint import Checkpoint, Checkpoints, MemoryCheckpoints
 from fedadmm.run.client import Job, this_round
 from fedadmm.run.loop import initial_state
 from fedadmm.run.round_callbacks import RunPlan
@@ -29,7 +29,7 @@ class Journal:
         self,
         job: Job,
         store: ClientStateStore,
-        checkpoints: Checkpoints | None,
+        checkpoints: Checkpoints | MemoryCheckpoints | None,
         fingerprint: Mapping[str, Any] | None,
         plan: RunPlan,
     ) -> None:

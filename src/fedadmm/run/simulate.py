@@ -29,7 +29,7 @@ from fedadmm.core.signals import interrupts_deferred
 from fedadmm.core.solvers.adam import Adam
 from fedadmm.core.stopping import StoppingRule
 from fedadmm.run.callbacks import Callbacks, Run, Summarise
-from fedadmm.run.checkpoint import Checkpoints
+from fedadmm.run.checkpoint import Checkpoints, MemoryCheckpoints
 from fedadmm.run.client import Job, LocalModelReader
 from fedadmm.run.engines.choice import EngineChoice, chosen_threads, torch_threads
 from fedadmm.run.experiment import (
@@ -102,7 +102,7 @@ def simulate(
     initial: Tensor | None = None,
     keep_trajectory: bool = False,
     store: ClientStateStore | None = None,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: Checkpoints | MemoryCheckpoints | None = None,
     resume: bool = False,
     fingerprint: Mapping[str, Any] | None = None,
     directory: Path | None = None,
@@ -169,7 +169,7 @@ def simulate(
         held.enter_context(torch_threads(chosen_threads(job, chosen.threads)))
         held.enter_context(torch.no_grad())
         held.enter_context(memory_for(start_vector))
-        if checkpoints is not None:
+        if isinstance(checkpoints, Checkpoints):
             held.enter_context(locked(checkpoints.directory, _PATIENCE))
         kept = store if store is not None else _default_store(chosen, checkpoints, resume)
         if isinstance(kept, DiskStore) and not (checkpoints and checkpoints.shares(kept.directory)):
@@ -253,14 +253,14 @@ def make_job(run: ResolvedExperiment, problem: Problem, initial: Tensor) -> Job:
 
 
 def _default_store(
-    chosen: Experiment, checkpoints: Checkpoints | None, resume: bool
+    chosen: Experiment, checkpoints: Checkpoints | MemoryCheckpoints | None, resume: bool
 ) -> ClientStateStore:
     """In memory, or on disk where a resume finds it."""
     if chosen.store.name == "memory":
         return MemoryStore()
     primal = None if chosen.store.primal == "same" else getattr(torch, chosen.store.primal)
     options: dict[str, Any] = {"primal_dtype": primal, "cache_bytes": chosen.store.cache_bytes}
-    if checkpoints is None:
+    if checkpoints is None or checkpoints.directory is None:
         return DiskStore.temporary(**options)
     store = DiskStore(checkpoints.directory / "clients", **options)
     if not resume:

@@ -105,6 +105,10 @@ class DiskStore(SnapshotStore):
         if self._layout is not None:
             self.bind(*self._layout)
 
+    @property
+    def template(self) -> ClientRecord | None:  # type: ignore[override]
+        return None if self._layout is None else self._layout.template
+
     def bind(self, template: ClientRecord, primal: str | None) -> None:
         self._layout = Layout(template, primal)
         self._files = Segments(self.directory, self._layout, self.primal_dtype, self._cache_bytes)

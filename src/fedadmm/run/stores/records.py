@@ -28,6 +28,16 @@ class SnapshotStore(ABC):
     """Says what the parts are: only a store of this kind can restore them."""
     directory: Path | None
     """Where the store's own files are, if it has any."""
+    template: ClientRecord | None
+    """A record in the shape of all; None before `bind`."""
+
+    @abstractmethod
+    def get(self, client: int) -> ClientRecord | None:
+        """The client's record; None before its first round."""
+
+    @abstractmethod
+    def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
+        """Replace the client's record."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -130,6 +140,25 @@ def _described(named: dict[str, Tensor]) -> str:
     return ", ".join(parts) or "nothing"
 
 
+def stack_records(store: SnapshotStore, clients: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+    """Yield the clients' records as stacks with their ids, in parts of bounded size."""
+    if not clients:
+        return
+
+    def tensors(client: int) -> dict[str, Tensor]:
+        record = store.get(client)
+        assert record is not None, "a client of a store has a record"
+        return dict(trees.named_tensors(record))
+
+    size = sum(tensor.nbytes for tensor in tensors(clients[0]).values())
+    step = max(1, PART_BYTES // max(size, 1))
+    for begin in range(0, len(clients), step):
+        ids = clients[begin : begin + step]
+        records = [tensors(client) for client in ids]
+        stacked = {name: torch.stack([one[name] for one in records]) for name in records[0]}
+        yield {**stacked, "ids": torch.tensor(ids, dtype=torch.int64)}
+
+
 class MemoryStore(SnapshotStore):
     """A dictionary of records."""
 
@@ -140,10 +169,10 @@ class MemoryStore(SnapshotStore):
         self._records: dict[int, ClientRecord] = {}
         self._changed: set[int] = set()
         self._before: dict[int, ClientRecord | None] | None = None
-        self._template: ClientRecord | None = None
+        self.template: ClientRecord | None = None
 
     def bind(self, template: ClientRecord, primal: str | None) -> None:
-        self._template = template
+        self.template = template
 
     def __len__(self) -> int:
         return len(self._records)
@@ -185,15 +214,7 @@ class MemoryStore(SnapshotStore):
 
     def parts(self, clients: Sequence[int]) -> Iterator[dict[str, Tensor]]:
         """The clients' records as stacks of rows, with their ids, in pieces of bounded size."""
-        if not clients:
-            return
-        size = trees.num_bytes(self._records[clients[0]])
-        step = max(1, PART_BYTES // max(size, 1))
-        for begin in range(0, len(clients), step):
-            ids = clients[begin : begin + step]
-            rows = [dict(trees.named_tensors(self._records[client])) for client in ids]
-            stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-            yield {**stacked, "ids": torch.tensor(ids, dtype=torch.int64)}
+        return stack_records(self, clients)
 
     def saved(self) -> None:
         self._changed.clear()
@@ -202,7 +223,7 @@ class MemoryStore(SnapshotStore):
         self, newest: Iterable[dict[str, Tensor]], older: Iterable[dict[str, Tensor]]
     ) -> None:
         """Hold exactly the records of a checkpoint, whose parts come newest first."""
-        if self._template is None:
+        if self.template is None:
             raise StateError("MemoryStore: restore needs `bind` first")
         self.clear()
         for part in newest:
@@ -211,4 +232,4 @@ class MemoryStore(SnapshotStore):
                 if client not in self._records:
                     named = {name: stack[row].clone() for name, stack in part.items()}
                     where = f"the checkpoint's record of client {client}"
-                    self._records[client] = rebuild(self._template, named, where)
+                    self._records[client] = rebuild(self.template, named, where)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ from fedadmm.core.validation import Count, Share, check
 from fedadmm.data import models, preparation, problems
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.preparation import Column, Weights
-from fedadmm.run.checkpoint import Checkpoints
+from fedadmm.run.checkpoint import MemoryCheckpoints
 from fedadmm.run.engines import EngineChoice
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.record import Record
@@ -375,28 +374,29 @@ def _seed(random_state: int | np.random.RandomState | None) -> int:
 
 
 Kept = dict[str, bytes]
-"""The files of a checkpoint by their names; empty before the first round."""
+"""A checkpoint as bytes by name; empty before the first round."""
 
 
 def go_on(
     kept: Kept, algorithm: AnyAlgorithm, problem: Problem, rounds: int, **parts: Any
 ) -> tuple[Result, Kept]:
-    """Run up to round `rounds` from what was kept; `parts` are those of `simulate`."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        for name, content in kept.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-        checkpoints = Checkpoints(folder, every=rounds)  # so that only the end is saved
-        try:
-            result = simulate(
-                algorithm, problem, rounds, checkpoints=checkpoints, resume=bool(kept), **parts
-            )
-        except StateError as error:
-            reason = str(error).replace(f"the checkpoint in {folder}", "the run so far")
-            raise ParameterError(f"partial_fit: {reason}; begin another run with fit") from None
-        found = (path for path in folder.rglob("*") if path.is_file())
-        return result, {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    """Run until round `rounds` from a checkpoint; return the result and the next checkpoint.
+
+    Args:
+        kept: checkpoint of the run so far, which is not changed.
+        algorithm: the method.
+        problem: the clients.
+        rounds: number of rounds since the beginning of the run.
+        parts: other arguments of `simulate`.
+    """
+    checkpoints = MemoryCheckpoints(dict(kept), every=rounds)  # so that only the end is saved
+    try:
+        result = simulate(
+            algorithm, problem, rounds, checkpoints=checkpoints, resume=bool(kept), **parts
+        )
+    except StateError as error:
+        raise ParameterError(f"partial_fit: {error}; begin another run with fit") from None
+    return result, checkpoints.content
 
 
 def write_page(
