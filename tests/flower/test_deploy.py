@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -24,13 +25,16 @@ import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.core import codec, files
 from fedadmm.core.errors import ConfigError, EngineError, StateError
+from fedadmm.core.privacy import Accountant
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.deploy.keys import make_certificates, make_node_key
 from fedadmm.flower.deploy.network import LocalNetwork
-from fedadmm.flower.deploy.project import OWN_APP, write_project
-from fedadmm.flower.deploy.run import Follower, run_locally
+from fedadmm.flower.deploy.project import Noise, write_project
+from fedadmm.flower.deploy.run import Follower, SiteComparison, SiteScores, run_locally
+from fedadmm.flower.federation import read_sites
 from fedadmm.flower.server.run_recorder import RunRecorder
+from fedadmm.flower.site.policy import read_policy
 from fedadmm.study import config as configs, run_dir as directory
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import RunDir
@@ -69,58 +73,114 @@ def test_a_project_has_everything_for_every_machine(tmp_path):
 
 def test_a_project_gains_a_site_and_loses_one(tmp_path):
     """The folder, the key and the number of the new one; and for both the command that does it."""
-    write_project(tmp_path / "p", 3, "fl.org", rounds=7, features=5)
-    runner = CliRunner()
+    app_file = write_project(tmp_path / "p", 3, "fl.org", rounds=7, features=5).app
+    runner, before = CliRunner(), app_file.read_text()
     done = runner.invoke(app, ["deploy", "add-site", str(tmp_path / "p"), "--json"])
     assert done.exit_code == 0, done.output
     made = json.loads(done.stdout)
     site, keys = tmp_path / "p" / "sites" / "client-3", tmp_path / "p" / "server" / "keys"
     assert made["site"] == str(site)
     old = tmp_path / "p" / "sites" / "client-0"
-    assert {path.name for path in site.iterdir()} == {
-        path.name for path in old.iterdir() if path.name != "peers.json"
-    }
+    assert {path.name for path in site.iterdir()} == {path.name for path in old.iterdir()}
+    peers = json.loads((site / "peers.json").read_text())
+    assert peers["3"] == made["identity"]
+    assert sorted(peers) == ["0", "1", "2", "3"]
+    assert json.loads((old / "peers.json").read_text()) == peers
     assert (site / "ca.crt").read_bytes() == (old / "ca.crt").read_bytes()
     assert (site / "site.toml").read_text() == (old / "site.toml").read_text()
     assert (site.stat().st_mode & 0o777, (keys / "client-3.pub").is_file()) == (0o700, True)
-    text = (tmp_path / "p" / "app" / "federation" / "app.py").read_text()
-    assert "\nFEATURES, CLIENTS, ROUNDS = 5, 4, 7\n" in text
-    names: dict = {"__name__": "app"}
-    exec(compile(text, "app.py", "exec"), names)
-    assert names["federation"].names[3] == "client-3"
+    assert app_file.read_text() == before  # data are edited, and no code
+    assert list(federation_of(app_file).names) == [f"client-{client}" for client in range(4)]
     assert "register keys/client-3.pub federation --name client-3" in made["commands"][0]
     assert made["commands"][1:3] == ["flwr list federation", "flwr stop RUN federation"]
     assert "accept-sites=true" in made["commands"][3]
     gone = runner.invoke(app, ["deploy", "remove-site", str(tmp_path / "p"), "1"])
-    assert 'take-out=\\"1\\"' in gone.stdout
+    assert "flwr supernode unregister" in gone.stdout
+    assert federation_of(app_file).members == [0, 2, 3]
+    assert federation_of(app_file).clients == 4
+    assert app_file.read_text() == before
     wrong = runner.invoke(app, ["deploy", "remove-site", str(tmp_path / "p"), "4"])
     assert wrong.exit_code == 2
     assert "client is 4, but must be" in wrong.output
-    assert "must be a project of" in runner.invoke(app, ["deploy", "add-site", str(old)]).output
+    assert runner.invoke(app, ["deploy", "add-site", str(old)]).exit_code == 2
+
+
+def federation_of(app_file):
+    """The federation that a project's app makes."""
+    names: dict = {"__name__": "app", "__file__": str(app_file)}
+    exec(compile(app_file.read_text(), "app.py", "exec"), names)
+    return names["federation"]
+
+
+def test_an_identity_that_another_site_passed_on_is_added(tmp_path):
+    site, key = tmp_path / "site", "ab" * 32
+    words = ["deploy", "identity", str(site), "--peer"]
+    done = CliRunner().invoke(app, [*words, f"3={key}"])
+    assert done.exit_code == 0, done.output
+    assert json.loads((site / "peers.json").read_text()) == {"3": key}
+    for wrong in ("3=ab", "x=" + key, "3=" + "cd" * 32):  # the last one would replace an identity
+        assert CliRunner().invoke(app, [*words, wrong]).exit_code == 2
+    assert json.loads((site / "peers.json").read_text()) == {"3": key}
 
 
 @pytest.mark.parametrize(
-    ("chosen", "solver", "aggregate"),
+    "text", ["", "site = 3", "[[site]]\nname = 3", '[[site]]\nnam = "a"', '[[other]]\nname = "a"']
+)
+def test_a_list_of_sites_that_cannot_be_understood_is_refused(text, tmp_path):
+    path = tmp_path / "sites.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        read_sites(path)
+
+
+@pytest.mark.parametrize("samples", [[100], [98, 230, 104, 160], [21], [40, 7]])
+def test_the_noise_of_a_project_lasts_for_all_rounds_of_every_site(samples):
+    """Counted again by the accountant of each site; a tenth less noise does not last."""
+    noise = Noise.fit(8.0, 20, samples)
+    less = []
+    for count in samples:
+        steps = math.ceil(count / 20)
+        account = Accountant(noise.multiplier, 1e-5, 1 / steps)
+        lasts = noise.rounds[count]
+        assert lasts >= 20
+        assert account.epsilon(lasts * 5 * steps) <= 8.0 < account.epsilon((lasts + 1) * 5 * steps)
+        less.append(Accountant(0.9 * noise.multiplier, 1e-5, 1 / steps).epsilon(100 * steps))
+    assert max(less) > 8.0
+
+
+def test_a_project_says_how_many_rounds_each_site_can_afford(tmp_path):
+    words = ["--epsilon", "8", "--rounds", "20", "--samples", "98,230", "--json"]
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "p"), *words])
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    solver = federation_of(Path(made["app"])).experiment.local.solver
+    assert isinstance(solver, fa.DPSGD)
+    assert solver.multiplier == made["noise"]["multiplier"] > 1.0
+    assert sorted(made["noise"]["rounds"]) == ["230", "98"]
+    assert read_policy(tmp_path / "p" / "sites" / "client-0" / "site.toml").epsilon == 8.0
+    wrong = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "q"), "--samples", "many"])
+    assert wrong.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "chosen", "solver", "aggregate"),
     [
-        ([], fa.SGD, fa.Sum),
-        (["# SOLVER"], fa.DPSGD, fa.Sum),
-        (["# NETWORK"], fa.SGD, fa.MaskedSum),
-        (["# SOLVER", "# NETWORK"], fa.DPSGD, fa.MaskedSum),
+        (None, [], fa.SGD, fa.Sum),
+        (8.0, [], fa.DPSGD, fa.Sum),
+        (None, ["# NETWORK"], fa.SGD, fa.MaskedSum),
+        (8.0, ["# NETWORK"], fa.DPSGD, fa.MaskedSum),
     ],
 )
-def test_the_app_to_start_from_is_short_and_runs(tmp_path, chosen, solver, aggregate):
-    text = OWN_APP.format(features=4, clients=3, rounds=3)
-    code = [
-        line for line in text.splitlines() if line.strip() and not line.startswith(("#", '"""'))
-    ]
-    assert len(code) < 20
+def test_the_app_to_start_from_runs(tmp_path, epsilon, chosen, solver, aggregate):
+    made = write_project(tmp_path / "p", 3, "fl.org", rounds=3, features=4, epsilon=epsilon)
+    text = made.app.read_text()
     for option in chosen:  # as whoever edits it would take one of its comments
         assert text.count(option) == 1
         text = text.replace(option, option[2:])
     table = torch.cat([torch.randn(20, 4), torch.ones(20, 1)], 1).numpy()
     lines = ["a,b,c,d,label", *(",".join(map(str, row)) for row in table)]
     (tmp_path / "rows.csv").write_text("\n".join(lines))
-    names: dict = {"__name__": "app"}
+    names: dict = {"__name__": "app", "__file__": str(made.app)}
     exec(compile(text, "app.py", "exec"), names)
 
     context = SimpleNamespace(node_config={"data": str(tmp_path / "rows.csv")})
@@ -468,10 +528,12 @@ def test_a_deployment_that_is_still_watched_is_not_taken_over(tmp_path, monkeypa
 
 
 def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
-    rates = {"federation": [0.7, 0.8], "pooled": [0.8, 0.9], "A alone": [0.7, 0.6]}
-    rates |= {"B alone": [0.6, 0.72]}
-    means = {how: {"mean": sum(two) / 2, "sites": two} for how, two in rates.items()}
-    found = {"sites": ["A", "B"], "test_accuracy": means}
+    rows = [
+        SiteScores("locally trained", [0.7, 0.6], [0.5, 0.7]),
+        SiteScores("shared", [0.6, 0.6], [0.6, 0.7]),
+        SiteScores("personalised", [0.8, 0.7], [0.4, 0.7]),
+    ]
+    found = SiteComparison(["A", "B"], rows)
     summary = {"status": "completed", "code": "completed", "algorithm": "fedadmm", "network": {}}
     summary |= {"last": {}, "rounds": 1, "bytes_up": 0, "target": None, "label": "FedADMM"}
     monkeypatch.setattr("fedadmm.flower.deploy.run.run_locally", lambda *_, **__: summary)
@@ -481,8 +543,10 @@ def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
-    assert "federation is +9.0 points from the best of those who train alone (B alone)" in said
-    assert "and -10.0 from pooled rows" in said
+    assert "66.0 %" not in said
+    for share in ("65.0 %", "60.0 %", "75.0 %"):  # the means of the two sites
+        assert share in said
+    assert "loss -0.050, accuracy +10.0 points" in said
 
 
 def test_each_line_of_the_metrics_is_read_once(tmp_path, monkeypatch):

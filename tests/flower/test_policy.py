@@ -185,8 +185,10 @@ def test_a_run_waits_until_somebody_at_the_site_approves_its_terms(tmp_path):
     shown = CliRunner().invoke(app, ["deploy", "approve", str(folder)])
     assert shown.exit_code == 0, shown.output
     assert "waits  run-1" in shown.output
-    assert "algorithm  fedadmm" in shown.output
-    assert "clients    4" in shown.output
+    lines = {tuple(line.split()) for line in shown.output.splitlines()}
+    assert {("algorithm", "fedadmm"), ("clients", "4"), ("rounds", "2")} <= lines
+    assert {("aggregator", "Sum()"), ("minimum_sites", "0"), ("clip", "none")} <= lines
+    assert any(line[:2] == ("app", "unknown:") for line in lines)
     wrong = CliRunner().invoke(app, ["deploy", "approve", str(folder), "run-2"])
     assert wrong.exit_code == 2
     assert "RUN is 'run-2', which does not wait for approval here; there are: run-1" in wrong.output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from fedadmm.cli.display import draw, one_bar, print_ending, print_json, print_p
 from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
 
+if TYPE_CHECKING:
+    from fedadmm.flower.deploy.run import SiteComparison
+
 commands = typer.Typer(
     no_args_is_help=True, help="Real federations on Flower, here or over a network."
 )
@@ -19,9 +22,13 @@ app.add_typer(commands, name="deploy", epilog="Example: fedadmm deploy local --c
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a deployment.")]
 
 
-@commands.command(epilog="Example: fedadmm deploy local hospitals --clients 4 --tls")
+@commands.command(
+    cls=options.TakesFiles, epilog="Example: fedadmm deploy local hospitals --clients 4 --tls"
+)
 def local(
     source: options.Source = None,
+    csv: options.Csv = None,
+    target: options.TargetColumn = None,
     clients: Annotated[
         int | None,
         typer.Option("--clients", min=1, help="How many SuperNodes; by default 4."),
@@ -46,19 +53,31 @@ def local(
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down.
 
-    CONFIG is hospitals by default, and with --resume --out DIR that of DIR, with its network.
+    CONFIG is hospitals by default, and with --resume --out DIR that of DIR, with its network.  With
+    --csv every file is a site, whose columns are prepared as in `fedadmm run --csv`: from sums and
+    lists of each file.  A table [policy] of CONFIG is what every site agrees to, as in site.toml.
     """
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
     from fedadmm.flower.deploy.run import run_locally, stored_deployment
-    from fedadmm.study.formatting import Table
+    from fedadmm.study.formatting import Table, number
 
     stored = None
     if source is None and resume and out is not None:
         source, stored = str(out), stored_deployment(out)
     stored = stored or Deployment(4)
     clients, tls = clients or stored.clients, tls or stored.named
-    tree = config.run_only(config.read(source or "hospitals"))
+    tree = (
+        config.of_problem("table") if csv and source is None else config.read(source or "hospitals")
+    )
+    policy = tree.pop("policy", {})
+    tree = config.run_only(tree)
+    if csv:
+        if target is None:
+            raise typer.BadParameter("--target is missing, but must name the column to predict")
+        paths, clients = [str(Path(one).resolve()) for one in csv], len(csv)
+        table = {"name": "table", "path": paths, "target": target}
+        tree["problem"] = table | {"preparation": "from-sums", "weights": "samples"}
     problem = tree.setdefault("problem", {})
     if isinstance(problem, dict):
         name = problems.canonical(problem.get("name", "digits"))
@@ -66,7 +85,7 @@ def local(
             config.assign(tree, "problem.clients", clients)
     options.apply(tree)
     chosen = config.resolve(tree)
-    base = f"{Path(source or 'hospitals').stem}-{chosen.label}-deployed"
+    base = f"{Path(source or ('table' if csv else 'hospitals')).stem}-{chosen.label}-deployed"
     folder = options.output_folder(out, base, resume)
     deployment = Deployment(
         clients,
@@ -78,49 +97,49 @@ def local(
     go_on = again(source=str(folder), out=folder, resume=True, rounds=None, sets=None)
     with resumable([*go_on, *["--trust-code"] * bool(config.code_in(tree))]):
         with one_bar(chosen) as tell:
-            summary = run_locally(chosen, folder, deployment, tls=tls, resume=resume, watch=tell)
+            how = {"tls": tls, "resume": resume, "policy": policy}
+            summary = run_locally(chosen, folder, deployment, watch=tell, **how)
         compared = _compared(chosen, folder)
         page = draw(folder, report)
     if as_json:
-        print_json(summary | {"directory": str(folder), "report": page, "comparison": compared})
+        shown = None
+        if compared is not None:
+            documents = [one._asdict() for one in compared.rows]
+            shown = {"sites": compared.sites, "rows": documents, "verdict": compared.verdict}
+        print_json(summary | {"directory": str(folder), "report": page, "comparison": shown})
         return
     print_ending(summary)
     refused = ", ".join(f"{count} {word}" for word, count in summary["network"].items())
     typer.echo(f"network {refused or 'nothing lost, nothing refused'}")
     if compared is not None:
-        values = {how: (f["mean"], *f["sites"]) for how, f in compared["test_accuracy"].items()}
-        lines = [[how, *(f"{100 * one:.1f} %" for one in own)] for how, own in values.items()]
-        headings = ["trained", "mean", *compared["sites"]]
-        print_table(Table("Accuracy on held-out patients", headings, lines))
-        mean = {how: 100 * own[0] for how, own in values.items()}
-        ours, pooled = mean.pop("federation"), mean.pop("pooled")
-        best = max(mean, key=lambda how: mean[how])
-        typer.echo(
-            f"in the mean the federation is {ours - mean[best]:+.1f} points from the best of "
-            f"those who train alone ({best}), and {ours - pooled:+.1f} from pooled rows; all sites "
-            "count the same in training, so that loss and accuracy over all rows may disagree"
-        )
+        for title, rows in (
+            ("Accuracy on held-out samples", [(one.how, one.accuracies) for one in compared.rows]),
+            ("Loss on held-out samples", [(one.how, one.losses) for one in compared.rows]),
+        ):
+            share = title.startswith("Accuracy")
+            lines = [
+                [how, *(number(one, share) for one in [sum(own) / len(own), *own])]
+                for how, own in rows
+                if own
+            ]
+            if lines:
+                print_table(Table(title, ["model", "mean", *compared.sites], lines))
+        typer.echo(compared.verdict)
     print_places(run=folder, report=page)
 
 
-def _compared(resolved: Any, folder: Path) -> dict[str, Any] | None:
-    """Pooled training and each site alone, for the demonstration that has all rows here."""
+def _compared(resolved: Any, folder: Path) -> SiteComparison | None:
+    """Compare the models at each site, for a demonstration that has all files here."""
     from fedadmm.flower.configured import sites
-
-    if sites(resolved) is None:
-        return None
     from fedadmm.flower.deploy.run import compare
-    from fedadmm.study.run_dir import RunDir
 
-    # The last model, like the others': one that was chosen would have an advantage.
-    names, rows = compare(resolved, RunDir(folder).model(last=True).params)
-    return {
-        "sites": names,
-        "test_accuracy": {row.how: {"mean": row.mean, "sites": row.accuracies} for row in rows},
-    }
+    return None if sites(resolved) is None else compare(resolved, folder)
 
 
-@commands.command(epilog="Example: fedadmm deploy init study --clients 4 --host fl.example.org")
+@commands.command(
+    cls=options.TakesFiles,
+    epilog="Example: fedadmm deploy init study --clients 4 --host fl.example.org",
+)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
     clients: Annotated[int, typer.Option("--clients", min=1, help="How many sites.")] = 2,
@@ -134,12 +153,48 @@ def init(
     features: Annotated[
         int, typer.Option("--features", min=1, help="Columns of the sites' tables, no label.")
     ] = 13,
+    epsilon: Annotated[
+        float | None,
+        typer.Option("--epsilon", help="The privacy budget of every site; the noise is fitted."),
+    ] = None,
+    samples: Annotated[
+        str,
+        typer.Option(
+            "--samples", metavar="N,…", help="Training samples of the sites, for the fit."
+        ),
+    ] = "100",
+    csv: options.Csv = None,
+    target: options.TargetColumn = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a project for several machines: app, keys, certificates and the exact commands."""
+    """Write a project for several machines: app, keys, certificates and the exact commands.
+
+    With --csv, one file per site, the app prepares the sites' columns jointly, from sums and lists
+    of each file's training samples, as `fedadmm run --csv` does.
+    """
+    from fedadmm.data.problems.recorded import TableOptions
     from fedadmm.flower.deploy.project import write_project
 
-    made = write_project(folder, clients, host, port=port, rounds=rounds, features=features)
+    counts = samples.replace(",", " ").split()
+    if not counts or not all(one.isdecimal() and int(one) > 0 for one in counts):
+        raise typer.BadParameter(f"--samples: got {samples!r}, expected numbers such as 98,230")
+    tables = None
+    if csv:
+        if target is None:
+            raise typer.BadParameter("--target is missing, but must name the column to predict")
+        paths = [str(Path(one).resolve()) for one in csv]
+        tables = TableOptions(path=paths, target=target, preparation="from-sums")
+    made = write_project(
+        folder,
+        clients,
+        host,
+        port=port,
+        rounds=rounds,
+        features=features,
+        epsilon=epsilon,
+        samples=[int(one) for one in counts],
+        tables=tables,
+    )
     if as_json:
         print_json(
             {
@@ -148,9 +203,17 @@ def init(
                 "server": str(made.server),
                 "sites": [str(site) for site in made.sites],
                 "commands": str(made.commands),
+                "noise": None if made.noise is None else made.noise._asdict(),
             }
         )
         return
+    if made.noise is not None:
+        typer.echo(
+            f"noise   multiplier {made.noise.multiplier:g} for {rounds} rounds with epsilon "
+            f"{made.noise.epsilon:g}"
+        )
+        for count, lasts in sorted(made.noise.rounds.items()):
+            typer.echo(f"        a site with {count} training samples can afford {lasts} rounds")
     typer.echo(f"edit    {made.app}  (your model and your data)")
     typer.echo(f"follow  {made.commands}  (server first, then each site)")
 
@@ -164,10 +227,12 @@ def add_site(
     from fedadmm.flower.deploy.project import add_site as add
 
     made = add(folder)
-    files = {"site": str(made.site), "commands": made.commands}
+    files = {"site": str(made.site), "commands": made.commands, "identity": made.identity}
     first, *others = [f"give    {command}  (in the folder server)" for command in made.commands]
     steps = [first, f"carry   {made.site}  (to the new site; start its node as COMMANDS.md says)"]
-    steps += others
+    client = made.site.name.rpartition("-")[2]
+    peer = f"fedadmm deploy identity . --peer {client}={made.identity}"
+    steps += [f"give    {peer}  (at every other site, for masked sums)", *others]
     _written(files, "\n".join(steps), as_json)
 
 
@@ -251,12 +316,24 @@ def rotate_key(
 @commands.command(epilog="Example: fedadmm deploy identity sites/client-0")
 def identity(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="A site's own folder.")],
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", metavar="CLIENT=HEX", help="Add another site's public identity."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Make a site's identity for masked sums, where it has none (docs: Secure sums)."""
-    from fedadmm.flower.deploy.keys import make_identity
+    """Make a site's identity for masked sums, where it has none (docs: Secure sums).
+
+    --peer adds the line that another site's operator has passed on to SITE/peers.json.
+    """
+    from fedadmm.flower.deploy.keys import add_peer, make_identity
 
     public = make_identity(site)
+    for one in peer or ():
+        number, _, key = one.partition("=")
+        if not number.isdecimal():
+            raise typer.BadParameter(f"--peer: got {one!r}, expected CLIENT=HEX")
+        add_peer(site / "peers.json", int(number), key)
     text = f"public  {public}  (for peers.json of every site; not by way of the server)"
     _written({"private": str(site / "identity"), "public": public}, text, as_json)
 

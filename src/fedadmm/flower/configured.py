@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from fedadmm.core import files
 from fedadmm.core.capabilities import fit_penalties
 from fedadmm.core.config_tree import from_config
 from fedadmm.core.contracts import AnyAlgorithm
@@ -24,18 +25,26 @@ from fedadmm.core.parts import Count, checked
 from fedadmm.core.problem import LazyClients, Problem
 from fedadmm.core.regularizers import Zero
 from fedadmm.data import models
+from fedadmm.data.loaders.tabular import AUTO, table_files
 from fedadmm.data.problems import NamedProblem, Sites
+from fedadmm.data.problems.federation import federate
+from fedadmm.data.problems.recorded import TableOptions
 from fedadmm.flower.federation import (
+    SITES_FILE,
     Elsewhere,
     Federation,
     check_deployable,
+    read_sites,
 )
-from fedadmm.flower.server.server_app import server_app
+from fedadmm.flower.server.server_app import run_folder, server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
+from fedadmm.flower.site.table import PREPARATION, TablePreparation, site_statistics
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulate import local_length
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
+from fedadmm.study.run_dir import RunDir
+from fedadmm.study.run_history import summarise
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -61,16 +70,26 @@ class Deployment:
     ledger: Literal["auto", "none", "disk"] = "auto"
     named: bool = False
 
-    def federation(self, experiment: Experiment, evaluate_every: int) -> Federation:
-        """An experiment on this network."""
+    def federation(
+        self, experiment: Experiment, evaluate_every: int, listed: Path | None = None
+    ) -> Federation:
+        """Return an experiment on this network; `listed` is the sites.toml of a project."""
         usual: Literal["none", "disk"] = "none" if experiment.aggregator.is_secure else "disk"
         return Federation(
             experiment,
             evaluate_every=evaluate_every,
             mode=self.mode,
             ledger=usual if self.ledger == "auto" else self.ledger,
-            names=node_names(self.clients) if self.named else None,
+            **sites_of_a_project(self, listed),
         )
+
+
+def sites_of_a_project(deployment: Deployment, listed: Path | None) -> dict[str, Any]:
+    """Return the names of the nodes and who left, from a project's list or by their numbers."""
+    if listed is None or not listed.is_file():
+        return {"names": node_names(deployment.clients) if deployment.named else None}
+    found = read_sites(listed)
+    return {"names": found.names, "take_out": found.left}
 
 
 class Apps(NamedTuple):
@@ -81,16 +100,46 @@ class Apps(NamedTuple):
 
 
 def apps(folder: Path) -> Apps:
-    """The two apps of the bundle in a folder with config.toml and deployment.toml."""
+    """Return the two apps of the bundle in a folder.
+
+    The folder holds config.toml and deployment.toml; a project for several machines also has
+    sites.toml, and one with tables of the sites preparation.json.
+    """
     config = resolve(configs.read(str(folder / CONFIG)))
     deployment = read_deployment(folder / DEPLOYMENT)
+    listed, prepared = folder / SITES_FILE, folder / PREPARATION
+    if listed.is_file():
+        deployment = replace(deployment, clients=len(read_sites(listed).names))
     torch.set_num_threads(1)
     check(config)
+    preparation = TablePreparation.read(prepared) if prepared.is_file() else None
+    apart = sites(config, preparation)
     # Loaded once, for both apps and for every message of this process.
-    problem = config.load_problem() if sites(config) is None else None
-    settings = federation(config, deployment, problem)
-    load = partial(_site, config, problem)
-    return Apps(server_app(settings), client_app(settings, load))
+    problem = config.load_problem() if apart is None else None
+    settings = federation(config, deployment, problem, apart, listed)
+    load = partial(_site, config, problem, apart)
+    server = server_app(settings)
+    if preparation is not None:
+        server = _recording(server, config, preparation)
+    return Apps(server, client_app(settings, load))
+
+
+def _recording(inner: ServerApp, config: Experiment, preparation: TablePreparation) -> ServerApp:
+    """A server app that leaves with its run what `fedadmm predict` and `export` need."""
+    from flwr.serverapp import Grid, ServerApp
+
+    app = ServerApp()
+
+    def main(grid: Grid, context: Context) -> None:
+        folder = run_folder(context)
+        files.make_directory(folder)
+        if not RunDir(folder).holds_run:
+            run = RunDir(folder)
+            run.begin(config.tree, summarise(config, run.columns()), preparation.partition())
+        inner(grid, context)
+
+    app.main()(main)
+    return app
 
 
 def read_deployment(path: Path) -> Deployment:
@@ -99,20 +148,32 @@ def read_deployment(path: Path) -> Deployment:
 
 
 def federation(
-    config: Experiment, deployment: Deployment, problem: Problem | None = None
+    config: Experiment,
+    deployment: Deployment,
+    problem: Problem | None = None,
+    apart: Sites | None = None,
+    listed: Path | None = None,
 ) -> Federation:
-    """The federation that a configuration describes; its problem may be loaded already."""
+    """Return the federation that a configuration describes.
+
+    Args:
+        config: the configuration.
+        deployment: what is decided about the network.
+        problem: the configuration's problem, if it is loaded already.
+        apart: how its clients are deployed with one file each, if it is known already.
+        listed: the sites.toml of a project.
+    """
     check(config)
-    apart = sites(config)
+    apart = apart or (sites(config) if problem is None else None)
     if apart is not None:
-        return deployment.federation(
-            _without_rows(config, deployment, apart), config.evaluate.every
-        )
+        run = _without_rows(config, deployment, apart)
+        return deployment.federation(run, config.evaluate.every, listed)
     problem = problem or config.load_problem()
     check_clients(deployment.clients, problem.num_clients)
     method = as_it_runs(config, problem)
     run = replace(config, problem=problem, algorithm=method, regularizer=None)
-    return deployment.federation(run, config.evaluate.every if config.evaluate.objective else 0)
+    every = config.evaluate.every if config.evaluate.objective else 0
+    return deployment.federation(run, every, listed)
 
 
 def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
@@ -124,16 +185,59 @@ def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
     )
 
 
-def sites(config: Experiment) -> Sites | None:
-    """How the problem's clients are deployed with one file each, if they are."""
-    return config.problem.sites if isinstance(config.problem, NamedProblem) else None
+def sites(config: Experiment, preparation: TablePreparation | None = None) -> Sites | None:
+    """Return how the problem's clients are deployed with one file each, if they are.
+
+    Tables of the sites need their joint preparation; without it, it is joined from the files that
+    the configuration names, which a demonstration on one machine has.
+    """
+    problem = config.problem
+    if isinstance(problem, TableOptions):
+        return table_sites(problem, preparation)
+    return problem.sites if isinstance(problem, NamedProblem) else None
+
+
+@dataclass(frozen=True)
+class TableSites(Sites):
+    """Sites with a table each, of whose samples the number is known."""
+
+    preparation: TablePreparation
+
+
+def table_sites(
+    options: TableOptions, preparation: TablePreparation | None = None
+) -> TableSites | None:
+    """Return the sites of tables with one file per client; None for a column of clients."""
+    if options.preparation != "from-sums" or options.client not in (None, AUTO):
+        return None
+    found = list[Path]()
+    if preparation is None:
+        found = table_files(options.path)
+        names = [path.name.split(".")[0] for path in found]
+        if len(found) < 2:
+            return None
+        if len(set(names)) < len(names):
+            names = [f"site-{number}" for number in range(len(found))]
+        reported = {
+            name: site_statistics(path, options) for name, path in zip(names, found, strict=True)
+        }
+        preparation = TablePreparation.join(reported)
+    joint = preparation
+
+    def load(chosen: TableOptions, path: Path, client: int) -> Problem:
+        return federate(joint.load(path, chosen), chosen, name=chosen.name)
+
+    # A regression has no classes; `classes` then only chooses a model with one output.
+    classes = len(joint.labels) or 2
+    return TableSites(tuple(joint.names), joint.inputs, classes, lambda: found, load, joint)
 
 
 def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> Experiment:
     """The server knows how wide the sites' rows are, and nothing else about them."""
     check_clients(deployment.clients, len(apart.names))
     options = config.tree["problem"]
-    if options["weights"] != "uniform":
+    weights = apart.preparation.samples if isinstance(apart, TableSites) else None
+    if options["weights"] != "uniform" and weights is None:
         raise ConfigError(
             "problem.weights is 'samples', but must be 'uniform', because the server does not know "
             "how many rows each site has"
@@ -145,7 +249,9 @@ def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> E
     model = models.factory(make, **sizes)
     start = models.initial_vector(model, config.seed)
     clients = LazyClients(deployment.clients, lambda _: Elsewhere(start.numel(), None))
-    problem = Problem(clients, config.regularizer or Zero(), initial=start)
+    if options["weights"] == "uniform":
+        weights = None
+    problem = Problem(clients, config.regularizer or Zero(), weights=weights, initial=start)
     return replace(config, problem=problem, regularizer=None)
 
 
@@ -154,11 +260,12 @@ def node_names(clients: int) -> Sequence[str]:
     return [f"client-{client}" for client in range(clients)]
 
 
-def _site(config: Experiment, problem: Problem | None, context: Context) -> Site:
-    """A node's own part of the problem; a hospital has one of its own."""
+def _site(
+    config: Experiment, problem: Problem | None, apart: Sites | None, context: Context
+) -> Site:
+    """Return a node's own part of the problem; a hospital has one of its own."""
     number = client_number(context)
     if problem is None:
-        apart = sites(config)
         assert apart is not None
         problem = alone(config, apart, context.node_config.get("data"), number)
         return Site(problem.clients[0], problem.test)

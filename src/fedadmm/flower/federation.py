@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
 from functools import partial
-from typing import Annotated, Any, Literal, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import torch
 from annotated_types import Gt, Le
@@ -79,6 +80,8 @@ class Federation:
         ledger (str): "disk" keeps each client's contribution, so that a client that lost its
             state can be taken out exactly and start again; "none" quarantines it instead.  With
             noise in the upload nothing is kept: taking a client out would show what it sent.
+        sites (path): a project's sites.toml, which lists the names of the nodes and who left; in
+            the place of `clients`, `names` and `take_out`.
         names (sequence of str): the registered names of the nodes, in the order of the clients;
             only they may take part.  Without names a node's own `partition-id` says which client
             it is.
@@ -129,6 +132,10 @@ class Federation:
     ) -> None:
         network = [one for one in fields(self) if one.name != "experiment"]
         chosen = {one.name: given.pop(one.name) for one in network if one.name in given}
+        if "sites" in given:
+            listed = read_sites(Path(given.pop("sites")))
+            clients = len(listed.names)
+            chosen |= {"names": listed.names, "take_out": listed.left}
         if not isinstance(experiment, Experiment):
             method = given.pop("algorithm", experiment)
             experiment = _described(method, clients, rounds, **given)
@@ -293,6 +300,44 @@ def _described(
 
 def _vector(model: models.Model, seed: int) -> Tensor:
     return models.initial_vector(model, seed)
+
+
+SITES_FILE = "sites.toml"
+
+
+class ListedSites(NamedTuple):
+    """The sites that a project lists."""
+
+    names: list[str]
+    """The registered names of the nodes, in the order of the clients."""
+    left: list[int]
+    """The clients that left the federation for good."""
+
+
+def read_sites(path: Path) -> ListedSites:
+    """Read a project's sites.toml: a list of `[[site]]` with `name`, and `left = true` for some.
+
+    Raises:
+        ConfigError: the file is no such list.
+    """
+    from fedadmm.study import config
+
+    found = config.table(path)
+    listed = found.get("site")
+    if found.keys() != {"site"} or not isinstance(listed, list):
+        raise ConfigError(f"{path.name}: expected a list of [[site]], and nothing else.")
+    names, left = list[str](), list[int]()
+    for client, site in enumerate(listed):
+        proper = isinstance(site, dict) and site.keys() <= {"name", "left"}
+        name, is_left = (site.get("name"), site.get("left", False)) if proper else (None, False)
+        if not isinstance(name, str) or not name or not isinstance(is_left, bool):
+            raise ConfigError(
+                f'{path.name}: site {client} is {site!r}, expected name = "…", and left = true if '
+                "it left."
+            )
+        names.append(name)
+        left += [client] * is_left
+    return ListedSites(names, left)
 
 
 def check_deployable(experiment: Experiment) -> None:

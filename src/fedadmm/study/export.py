@@ -29,7 +29,7 @@ from fedadmm.run.stores.records import layout, rebuild, separate
 from fedadmm.study import config
 from fedadmm.study.config import resolve
 from fedadmm.study.formatting import csv_text
-from fedadmm.study.predict import ABOUT, columns_of, described
+from fedadmm.study.predict import ABOUT, Predictor, columns_of, described
 from fedadmm.study.run_dir import (
     MODEL,
     STATE_DICT,
@@ -108,7 +108,18 @@ def restore(directory: Path, last: bool = False, client: int | None = None) -> R
         )
     model = folder.model(last or client is not None)
     chosen = resolve(config.read(str(directory)), f"{directory}: ")
-    problem = chosen.load_problem()
+    about = described(directory)
+    try:
+        problem = chosen.load_problem()
+    except DataError:
+        if about["preparation"] is None or client is not None:
+            raise
+        # The tables of a deployed run are at its sites; its columns are known all the same.
+        predictor = Predictor(directory, last)
+        kind = next(predictor.module.parameters()).dtype
+        generator = torch.Generator().manual_seed(0)
+        some = torch.randn(ROWS, predictor.width, generator=generator, dtype=kind)
+        return Restored(predictor.module, some, about)
     if client is not None:
         model = _personal(folder, chosen, problem, client, model)
     first = problem.clients[0].to(model.params.dtype)
@@ -122,7 +133,7 @@ def restore(directory: Path, last: bool = False, client: int | None = None) -> R
         first.flat.load_buffers(model.buffers)
     own = first if isinstance(first, ModelObjective) else None
     rows = None if own is None else own.prepared(own.inputs[:ROWS])
-    return Restored(first.flat.module.eval(), rows, described(directory))
+    return Restored(first.flat.module.eval(), rows, about)
 
 
 def _personal(

@@ -81,6 +81,8 @@ class Predictor:
         scale = about["preparation"].get("target")
         self._scale = None if scale is None else Standardised(**scale)
         width = sum(len(c.categories) if isinstance(c, OneHot) else 1 for c in self.columns)
+        self.width = width
+        """The number of prepared columns."""
         blank = Dataset(
             torch.zeros(1, width), torch.zeros(1, dtype=torch.long), len(self.labels) or None
         )

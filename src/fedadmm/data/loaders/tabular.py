@@ -53,7 +53,7 @@ def tabular(
     real numbers to regress on.  A value that is missing or not finite is refused with its file and
     line.
     """
-    files = _files(path)
+    files = table_files(path)
     root = path if isinstance(path, str | Path) else f"{files[0]} …"
     wanted = [inputs] if isinstance(inputs, str) else inputs
     tables = [_read(file, target, client, wanted) for file in files]
@@ -73,10 +73,10 @@ def tabular(
     )
 
 
-def _files(path: str | Path | Sequence[str]) -> list[Path]:
+def table_files(path: str | Path | Sequence[str]) -> list[Path]:
     """The files: the one, those that are listed, or those of a folder."""
     if not isinstance(path, str | Path):
-        return [file for one in path for file in _files(one)]
+        return [file for one in path for file in table_files(one)]
     root = Path(path)
     if root.is_file():
         return [root]
@@ -237,7 +237,7 @@ def prepared_table(
 
     The held-out rows are chosen first, so that nothing is learnt from them.
     """
-    files = _files(path)
+    files = table_files(path)
     origin = str(files[0]) if len(files) == 1 else f"{files[0]} …"
     tables = [_read(file, target, client, None, leave_out, gaps=True) for file in files]
     names = list(tables[0].cells)

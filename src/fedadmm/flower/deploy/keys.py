@@ -143,6 +143,17 @@ def make_identities(sites: Sequence[Path]) -> None:
         (site / "peers.json").write_text(json.dumps(listed, indent=1))
 
 
+def add_peer(path: Path, client: int, identity: str) -> None:
+    """Add a site's public identity to a list of those that may be in a masked sum."""
+    proper = len(identity) == 64 and set(identity) <= set("0123456789abcdef")
+    if not proper:
+        raise ConfigError(f"--peer: got {identity!r}, expected 64 hexadecimal digits.")
+    listed = json.loads(path.read_text()) if path.is_file() else {}
+    if listed.get(str(client), identity) != identity:
+        raise ConfigError(f"{path.name}: client {client} has another identity already.")
+    path.write_text(json.dumps(listed | {str(client): identity}, indent=1))
+
+
 def _name(text: str) -> x509.Name:
     from cryptography import x509
 

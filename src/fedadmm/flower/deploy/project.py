@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,11 +15,23 @@ from annotated_types import Ge, Le
 
 from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError
+from fedadmm.core.parts import Positive
+from fedadmm.core.privacy import Accountant, multiplier_for
 from fedadmm.core.validation import Count, check
-from fedadmm.flower.configured import CONFIG, DEPLOYMENT, Deployment
+from fedadmm.data.problems.recorded import TableOptions
+from fedadmm.flower.configured import (
+    CONFIG,
+    DEPLOYMENT,
+    Deployment,
+    TableSites,
+    node_names,
+    sites,
+    table_sites,
+)
 from fedadmm.flower.deploy import network
 from fedadmm.flower.deploy.keys import (
     Certificates,
+    add_peer,
     make_certificates,
     make_identities,
     make_identity,
@@ -27,14 +39,50 @@ from fedadmm.flower.deploy.keys import (
     make_operator_key,
 )
 from fedadmm.flower.deploy.network import shell
+from fedadmm.flower.federation import SITES_FILE, ListedSites, read_sites
 from fedadmm.flower.site.policy import POLICY, written
+from fedadmm.flower.site.table import PREPARATION, TablePreparation
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import config as configs
 
-PORT = 9443
+PORT, PEERS = 9443, "peers.json"
+BATCH, EPOCHS, DELTA = 20, 5, 1e-5
+"""The local work of a new project, to which its noise is fitted."""
 CONNECTION = "federation"
 EVALUATIONS = 20
 """How many questions a day the sites answer, until they say otherwise."""
+
+
+class Noise(NamedTuple):
+    """Example-level differential privacy, fitted to the sites' numbers of samples."""
+
+    epsilon: float
+    multiplier: float
+    rounds: dict[int, int]
+    """The number of samples of a site -> the rounds that its budget lasts."""
+
+    @classmethod
+    def fit(cls, epsilon: float, rounds: int, samples: Sequence[int]) -> Noise:
+        """Return the least noise with which every site can take part in all rounds.
+
+        Args:
+            epsilon: the privacy budget of a site, at delta 1e-5.
+            rounds: the rounds of the run, each with `EPOCHS` epochs in batches of `BATCH`.
+            samples: the numbers of training samples of the sites.
+        """
+        check("deploy init", "epsilon", epsilon, Positive)
+        kinds = {count: -(-count // BATCH) for count in samples}  # steps of an epoch
+        fitted = max(
+            multiplier_for(epsilon, DELTA, 1 / steps, rounds * EPOCHS * steps)
+            for steps in set(kinds.values())
+        )
+        multiplier = math.ceil(1000 * fitted) / 1000
+        lasts = {}
+        for count, steps in kinds.items():
+            steps_affordable = Accountant(multiplier, DELTA, 1 / steps, budget=epsilon).affordable
+            assert steps_affordable is not None
+            lasts[count] = steps_affordable // (EPOCHS * steps)
+        return cls(epsilon, multiplier, lasts)
 
 
 class Project(NamedTuple):
@@ -46,6 +94,7 @@ class Project(NamedTuple):
     server: Path
     sites: list[Path]
     commands: Path
+    noise: Noise | None = None
 
 
 def write_project(
@@ -56,33 +105,106 @@ def write_project(
     port: int = PORT,
     rounds: int = 50,
     features: int = 13,
+    epsilon: float | None = None,
+    samples: Sequence[int] = (100,),
+    tables: TableOptions | None = None,
 ) -> Project:
-    """A folder for the server, and one for each site to be carried there."""
+    """Write a folder for the server, and one for each site to be carried there.
+
+    Args:
+        folder: where; it must be empty.
+        clients: how many sites; with tables one per file.
+        host: the server's name or address, as the sites see it.
+        port: the port that the sites reach.
+        rounds: how many rounds.
+        features: columns of the sites' tables, without the label.
+        epsilon: the privacy budget of every site; None adds no noise.
+        samples: the numbers of training samples of the sites, to which the noise is fitted.
+        tables: the sites' CSV files; the app then prepares their columns jointly.
+    """
     for name, value in (("clients", clients), ("rounds", rounds), ("features", features)):
         check("deploy init", name, value, Count)
     check("deploy init", "port", port, Annotated[int, Ge(1), Le(65534)])
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose another folder")
-    server = folder / "server"
-    app = write_own(folder / "app", clients, rounds, features, "run")
+    server, joint = folder / "server", None
+    if tables is not None:
+        joint = joined_tables(tables)
+        clients, samples = len(joint.names), joint.samples
+    noise = None if epsilon is None else Noise.fit(epsilon, rounds, samples)
+    if joint is not None and tables is not None:
+        app = _write_tables(folder / "app", tables, joint, rounds, noise)
+    else:
+        app = write_own(folder / "app", rounds, features, "run", noise)
+    sites_file(folder).write_text(_SITES_HEAD + "".join(map(_listed, node_names(clients))))
     make_certificates(server / "keys", [host, "localhost", network.LOOPBACK])
     operator = make_operator_key(server / "keys" / "operator")
-    sites = [_write_site(folder, client, operator) for client in range(clients)]
+    sites = [_write_site(folder, client, operator, noise) for client in range(clients)]
     make_identities(sites)
+    (folder / PEERS).write_bytes((sites[0] / PEERS).read_bytes())
     server.chmod(0o700)
     text = folder / "COMMANDS.md"
     text.write_text(_commands(clients, host, port))
-    return Project(folder, app, server, sites, text)
+    return Project(folder, app, server, sites, text, noise)
 
 
-def _write_site(folder: Path, client: int, operator: str) -> Path:
-    """The folder of one site; its node's public key goes to the server's."""
+def joined_tables(options: TableOptions) -> TablePreparation:
+    """Return the joint preparation of the sites' tables, from the statistics of each file."""
+    found = table_sites(options)
+    if found is None:
+        raise ConfigError("--csv: got one file or a column of clients, expected a file per site.")
+    return found.preparation
+
+
+def _write_tables(
+    folder: Path,
+    options: TableOptions,
+    joint: TablePreparation,
+    rounds: int,
+    noise: Noise | None,
+) -> Path:
+    """Write the app of a configuration whose sites have tables; return the file to edit."""
+    solver: dict[str, Any] = {"name": "sgd", "lr": 0.1, "batch_size": BATCH}
+    if noise is not None:
+        private = {"clip": 1.0, "multiplier": noise.multiplier, "budget": noise.epsilon}
+        solver |= {"name": "dp-sgd", "delta": DELTA, **private}
+    tree = {
+        "rounds": rounds,
+        "problem": {
+            "name": "table",
+            "path": "rows.csv",
+            "target": options.target,
+            "kind": options.kind,
+            "model": options.model,
+            "preparation": "from-sums",
+            "weights": "samples",
+            "leave_out": list(options.leave_out),
+        },
+        "algorithm": {"name": "fedadmm", "rho": {"name": "per-work", "pull": 0.25}},
+        "local": {"solver": solver, "stop": {"name": "epochs", "epochs": EPOCHS}},
+        "evaluate": {"every": 10},
+    }
+    configs.resolve(tree)  # a wrong option is reported here, and not at the sites
+    package = _package(folder, "run")
+    (package / "app.py").write_text(_CONFIGURED)
+    (package / CONFIG).write_text(configs.write(tree))
+    network_part = Deployment(len(joint.names), named=True)
+    (package / DEPLOYMENT).write_text(configs.write(to_config(network_part)))
+    joint.write(package / PREPARATION)
+    return package / CONFIG
+
+
+def _write_site(folder: Path, client: int, operator: str, noise: Noise | None = None) -> Path:
+    """Write the folder of one site; its node's public key goes to the server's."""
     site, keys = folder / "sites" / f"client-{client}", folder / "server" / "keys"
     site.mkdir(parents=True)
     site.chmod(0o700)
     make_node_key(site / "node-key").rename(keys / f"client-{client}.pub")
     (site / "ca.crt").write_bytes(Certificates.in_folder(keys).authority.read_bytes())
-    (site / POLICY).write_text(written({"evaluations": EVALUATIONS, "server_key": operator}))
+    policy: dict[str, Any] = {"evaluations": EVALUATIONS, "server_key": operator}
+    if noise is not None:
+        policy["epsilon"] = noise.epsilon
+    (site / POLICY).write_text(written(policy))
     return site
 
 
@@ -91,43 +213,67 @@ class Change(NamedTuple):
 
     site: Path
     commands: list[str]
+    identity: str = ""
+    """The public identity of a new site, which every other site adds to its peers.json."""
 
 
 def add_site(folder: Path) -> Change:
-    """One more site in a project of `deploy init`: its folder, and its number in the app."""
-    app, clients = _sites_of(folder)
-    keys = folder / "server" / "keys"
-    site = _write_site(folder, clients, (keys / "operator.pub").read_text().strip())
-    make_identity(site)
-    app.write_text(_CLIENTS.sub(rf"\g<1>{clients + 1}\g<2>", app.read_text(), count=1))
+    """Add a site to a project of `deploy init`: its folder, identity and entry in sites.toml.
+
+    The folders of other sites that are still in the project learn the new identity.
+    """
+    listed = _listed_sites(folder)
+    client, keys = len(listed.names), folder / "server" / "keys"
+    site = _write_site(folder, client, (keys / "operator.pub").read_text().strip())
+    identity = make_identity(site)
+    add_peer(folder / PEERS, client, identity)
+    for known in sorted((folder / "sites").glob("*")):
+        add_peer(known / PEERS, client, identity)
+    (site / PEERS).write_bytes((folder / PEERS).read_bytes())
+    with sites_file(folder).open("a") as stream:
+        stream.write(_listed(site.name))
     register = network.register(f"keys/{site.name}.pub", CONNECTION, site.name)
-    return Change(site, [shell(register), *_STOP, _run_command({"accept-sites": True})])
+    commands = [shell(register), *_STOP, _run_command({"accept-sites": True})]
+    return Change(site, commands, identity)
 
 
 def remove_site(folder: Path, client: int) -> Change:
-    """One site less: the others keep their numbers, and the server takes out what it brought."""
-    _, clients = _sites_of(folder)
-    check("deploy remove-site", "client", client, Annotated[int, Ge(0), Le(clients - 1)])
+    """Mark a site as left in sites.toml: the server takes out exactly what it contributed."""
+    listed = _listed_sites(folder)
+    last = len(listed.names) - 1
+    check("deploy remove-site", "client", client, Annotated[int, Ge(0), Le(last)])
+    gone = {*listed.left, client}
+    text = "".join(_listed(name, one in gone) for one, name in enumerate(listed.names))
+    sites_file(folder).write_text(_SITES_HEAD + text)
     unregister = ["flwr", "supernode", "unregister", "NODE", CONNECTION]
-    commands = [*_STOP, _run_command({"take-out": str(client)}), shell(unregister)]
+    commands = [*_STOP, _run_command({}), shell(unregister)]
     return Change(folder / "sites" / f"client-{client}", commands)
 
 
 _STOP = [shell(["flwr", "list", CONNECTION]), shell(["flwr", "stop", "RUN", CONNECTION])]
 """Ends the run that still trains: Ctrl-C ends only the log of `flwr run --stream`."""
-_CLIENTS = re.compile(r"^(FEATURES, CLIENTS, ROUNDS = \d+, )\d+(, \d+)$", re.MULTILINE)
+_SITES_HEAD = """\
+# The sites of the federation, in the order of their client numbers.  A new site is appended; a site
+# that leaves for good keeps its place and gets left = true.
+"""
 
 
-def _sites_of(folder: Path) -> tuple[Path, int]:
-    """A project's app, and how many sites it has."""
-    app = folder / "app" / PACKAGE / "app.py"
-    line = _CLIENTS.search(app.read_text()) if app.is_file() else None
-    if line is None:
+def _listed(name: str, left: bool = False) -> str:
+    return f"\n[[site]]\nname = {json.dumps(name)}\n" + "left = true\n" * left
+
+
+def sites_file(folder: Path) -> Path:
+    """Return the path of a project's list of sites, which is part of its app."""
+    return folder / "app" / PACKAGE / SITES_FILE
+
+
+def _listed_sites(folder: Path) -> ListedSites:
+    path = sites_file(folder)
+    if not path.is_file():
         raise ConfigError(
-            f"DIR is '{folder}', but must be a project of `deploy init`, whose app.py has a "
-            "line such as FEATURES, CLIENTS, ROUNDS = 13, 4, 50"
+            f"DIR: got '{folder}', expected a project of `deploy init`, which has a {SITES_FILE}."
         )
-    return app, int(line[0].rpartition("= ")[2].split(", ")[1])
+    return read_sites(path)
 
 
 def _run_command(change: Mapping[str, Any]) -> str:
@@ -265,13 +411,16 @@ client = made.client
 OWN_APP = '''\
 """A federation with your own model and data; every site runs this file on its own rows."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
 import fedadmm as fa
 from fedadmm.flower import Federation, client_app, server_app
 
-FEATURES, CLIENTS, ROUNDS = {features}, {clients}, {rounds}
+FEATURES, ROUNDS = {features}, {rounds}
+SITES = Path(__file__).with_name("sites.toml")
 
 
 def model():
@@ -285,17 +434,15 @@ def load(context):  # this site's rows: a CSV with a header, the label (0 or 1) 
     return fa.ModelObjective(model(), loss, rows, labels)
 
 
-SOLVER = fa.SGD(lr=0.1, batch_size=20)
-# Noise hides each site's rows (docs: What leaves a client); sites spend epsilon 8 at most:
-# SOLVER = fa.DPSGD(lr=0.1, clip=1.0, multiplier=1.0, batch_size=20, budget=8.0)
+{solver}
 NETWORK = dict(ledger="disk")
 # The server sees only sums of three sites or more (docs: Secure sums):
 # NETWORK = dict(ledger="none", aggregator=fa.MaskedSum(), pipeline=[fa.Clip(10.0)])
 
-# Where sites often sit out, take fa.AlignedADMM instead of fa.FedADMM.
+# If sites are often absent, take fa.AlignedADMM instead of fa.FedADMM.
 federation = Federation(
-    fa.FedADMM(rho=fa.PerWork(0.25)), CLIENTS, ROUNDS, model=model, solver=SOLVER, **NETWORK,
-    stop=fa.Epochs(5), evaluate_every=10, names=[f"client-{{i}}" for i in range(CLIENTS)])
+    fa.FedADMM(rho=fa.PerWork(0.25)), rounds=ROUNDS, sites=SITES, model=model, solver=SOLVER,
+    stop=fa.Epochs({epochs}), evaluate_every=10, **NETWORK)
 server = server_app(federation)
 client = client_app(federation, load)
 '''
@@ -330,14 +477,37 @@ def write_configured(folder: Path, config: Experiment, deployment: Deployment, r
     (package / "app.py").write_text(_CONFIGURED)
     (package / CONFIG).write_text(configs.write(config.tree))
     (package / DEPLOYMENT).write_text(configs.write(to_config(deployment)))
+    apart = sites(config)
+    if isinstance(apart, TableSites):
+        apart.preparation.write(package / PREPARATION)
     return folder
 
 
-def write_own(folder: Path, clients: int, rounds: int, features: int, run: str) -> Path:
-    """An app to start from; returns the file to edit."""
-    package = _package(folder, run)
-    path = package / "app.py"
-    path.write_text(OWN_APP.format(clients=clients, rounds=rounds, features=features))
+_PLAIN = """\
+# Noise protects each sample (docs: What leaves a client).  Fit it to your sites when the project is
+# written: fedadmm deploy init --epsilon 8 --rounds {rounds} --samples 100
+SOLVER = fa.SGD(lr=0.1, batch_size={batch})"""
+_NOISED = """\
+# Noise protects each sample (docs: What leaves a client).  It is fitted: {rounds} rounds cost
+# epsilon {epsilon:g} at most, at delta {delta:g}.
+SOLVER = fa.DPSGD(
+    lr=0.1, clip=1.0, multiplier={multiplier}, batch_size={batch}, budget={epsilon:g})"""
+
+
+def own_app(rounds: int, features: int, noise: Noise | None = None) -> str:
+    """Return the text of an app to start from."""
+    given: dict[str, Any] = {"rounds": rounds, "batch": BATCH, "delta": DELTA}
+    template = _PLAIN if noise is None else _NOISED
+    solver = template.format(**(({} if noise is None else noise._asdict()) | given))
+    return OWN_APP.format(rounds=rounds, features=features, solver=solver, epochs=EPOCHS)
+
+
+def write_own(
+    folder: Path, rounds: int, features: int, run: str, noise: Noise | None = None
+) -> Path:
+    """Write an app to start from; return the file to edit."""
+    path = _package(folder, run) / "app.py"
+    path.write_text(own_app(rounds, features, noise))
     return path
 
 

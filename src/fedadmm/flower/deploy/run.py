@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,28 +19,34 @@ from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError, EngineError, StateError
 from fedadmm.core.problem import Problem
 from fedadmm.data import models
+from fedadmm.data.problems import Sites
 from fedadmm.flower.configured import (
     DEPLOYMENT,
     Deployment,
+    TableSites,
     as_it_runs,
     check,
     check_clients,
+    federation,
     read_deployment,
     sites,
 )
 from fedadmm.flower.deploy.keys import make_identities
 from fedadmm.flower.deploy.network import LocalNetwork
 from fedadmm.flower.deploy.processes import PROCESSES, Group, end_group, recorded
-from fedadmm.flower.deploy.project import PACKAGE, write_configured
+from fedadmm.flower.deploy.project import PACKAGE, app_hash, write_configured
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.server.checkpoint import read_summary
 from fedadmm.flower.server.run_recorder import WAITING, read_events
+from fedadmm.flower.site import gate
 from fedadmm.flower.site.policy import POLICY, written
+from fedadmm.flower.site.state import SiteState
+from fedadmm.run.client import record_layout
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
 from fedadmm.run.state import Ending
 from fedadmm.study import config as configs
-from fedadmm.study.benefit import pooled, trained
+from fedadmm.study.benefit import trained
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import CHECKPOINT, RunDir, create
 from fedadmm.study.run_history import RUNNING, Summary, clients, partition_of, rounds, summarise
@@ -66,8 +73,21 @@ def run_locally(
     resume: bool,
     watch: Watch,
     label: str | None = None,
+    policy: Mapping[str, Any] | None = None,
 ) -> Summary:
-    """Start SuperLink and SuperNodes, run the configuration, take everything down again."""
+    """Start SuperLink and SuperNodes, run the configuration, take everything down again.
+
+    Args:
+        config: what is run.
+        out: the run directory.
+        deployment: what is decided about the network.
+        tls: encrypt all connections, and let in only nodes with a registered key.
+        resume: go on with the run that is in `out`.
+        watch: called with every new record.
+        label: the name of the run in tables.
+        policy: keys of `site.toml` for every site, in addition to the pinned app.  A run that
+            waits for approval is approved here, because all sites are this user's.
+    """
     check(config)
     deployment = replace(deployment, named=tls)
     held = RunDir(out).holds_run
@@ -83,22 +103,32 @@ def run_locally(
     with files.locked(out / FOLDER, _PREDECESSOR):
         if (out / FOLDER / PROCESSES).is_file():
             take_down(out)  # a second SuperLink must not share the database of the first
-        return _run(config, out, deployment, watch, label)
+        return _run(config, out, deployment, watch, label, policy or {})
 
 
 def _run(
-    config: Experiment, out: Path, deployment: Deployment, watch: Watch, label: str | None
+    config: Experiment,
+    out: Path,
+    deployment: Deployment,
+    watch: Watch,
+    label: str | None,
+    policy: Mapping[str, Any],
 ) -> Summary:
     folder, tls = RunDir(out), deployment.named
-    nodes, problem = _sites(config, out, deployment.clients)
+    apart = sites(config)
+    app = write_configured(out / FOLDER / "app", config, deployment, out)
+    nodes, problem = _sites(config, out, deployment.clients, apart)
+    for node in nodes:
+        _write_policy(Path(node["policy"]), policy, app_hash(app))
     partition = None if problem is None else partition_of(problem)
+    if isinstance(apart, TableSites):
+        partition = apart.preparation.partition()
     method = None if problem is None else as_it_runs(config, problem)
     summary = partial(summarise, config, label=label, method=method)
     folder.begin(config.tree, summary(folder.columns()), partition)
-    app = write_configured(out / FOLDER / "app", config, deployment, out)
     # Sites must do with their own file: no process below finds the others' by chance.
     hidden = {"FEDADMM_DATA": str(out / FOLDER / "no-data")}
-    environment = {} if sites(config) is None else hidden
+    environment = {} if apart is None else hidden
     with (
         signals.as_interrupt(SIGTERM, SIGHUP),  # so that everything is taken down on the way out
         LocalNetwork(out / FOLDER, nodes, tls=tls, environment=environment) as network,
@@ -106,9 +136,33 @@ def _run(
         network.start()
         run = network.run(app, {"run-dir": str(out)})
         follower = Follower(folder, watch)
-        network.wait(run, _LEAST + config.rounds * Patience().round, follower.look)
+
+        def look() -> None:
+            follower.look()
+            approve_waiting(nodes)
+
+        network.wait(run, _LEAST + config.rounds * Patience().round, look)
         follower.look()
         return _close(folder, summary, run)
+
+
+def _write_policy(path: Path, policy: Mapping[str, Any], pinned: str) -> None:
+    """Write a site's policy with the pinned app; a resumed run keeps what was changed there."""
+    if not path.exists():
+        path.write_text(written(_ALL_OURS | {"apps": [pinned]} | dict(policy)))
+        return
+    # The app may have changed with its network, such as TLS that is switched on.
+    text = re.sub(r"^apps = \[.*\]$", f'apps = ["{pinned}"]', path.read_text(), flags=re.MULTILINE)
+    path.write_text(text)
+
+
+def approve_waiting(nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Approve the runs that wait at sites of this machine, with the terms they have."""
+    for node in nodes:
+        base = Path(node["state-dir"])
+        if base.is_dir() and any(base.glob("ledger_*")):
+            for run in gate.waiting(base):
+                gate.approve(base, run)
 
 
 def stored_deployment(out: Path) -> Deployment | None:
@@ -132,7 +186,7 @@ def refuse_another_run(out: Path, config: Experiment, deployment: Deployment) ->
 
 
 def _sites(
-    config: Experiment, out: Path, clients: int
+    config: Experiment, out: Path, clients: int, apart: Sites | None
 ) -> tuple[list[dict[str, Any]], Problem | None]:
     """Each node's own folder and configuration, and the problem where its rows are here.
 
@@ -140,7 +194,6 @@ def _sites(
     """
     own: list[Path] = []
     problem = None
-    apart = sites(config)
     if apart is not None:
         check_clients(clients, len(apart.names))
         models.resolve(config.tree["problem"]["model"])  # refused here, and not at every site
@@ -152,10 +205,8 @@ def _sites(
     for client in range(clients):
         folder = out / FOLDER / "sites" / f"client-{client}"
         folder.mkdir(parents=True, exist_ok=True)
-        policy = folder / POLICY
-        if not policy.exists():  # a resumed run keeps what was changed there
-            policy.write_text(written(_ALL_OURS))
-        node: dict[str, Any] = {"state-dir": str(folder / "state"), "policy": str(policy)}
+        policy = str(folder / POLICY)
+        node: dict[str, Any] = {"state-dir": str(folder / "state"), "policy": policy}
         if own:
             node["data"] = str(shutil.copy(own[client], folder))
         nodes.append(node)
@@ -233,7 +284,7 @@ def _at_sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
                 "last_round": last["round"] if last is not None else None,
                 "last_heard": last["clock"].get("at") if last is not None else None,
                 "refused": dict(Counter(event["reason"] for event in own)),
-                "last_refusal": f"{own[-1]['word']}: {own[-1]['detail']}" if own else None,
+                "last_refusal": f"{own[-1]['reason']}: {own[-1]['detail']}" if own else None,
             }
         )
     return sites
@@ -249,34 +300,83 @@ def take_down(folder: Path) -> list[str]:
     return ended
 
 
-class Row(NamedTuple):
-    """One way of training and its accuracy on each site's own held-out rows."""
+class SiteScores(NamedTuple):
+    """One way of training, and its accuracy and loss on each site's own held-out samples."""
 
     how: str
     accuracies: list[float]
+    """Empty for a regression."""
+    losses: list[float]
+
+
+class SiteComparison(NamedTuple):
+    """What each site gains: trained locally, the shared model, and its personalised model."""
+
+    sites: list[str]
+    rows: list[SiteScores]
 
     @property
-    def mean(self) -> float:
-        """The mean over the sites."""
-        return sum(self.accuracies) / len(self.accuracies)
+    def verdict(self) -> str:
+        """Whether the best federated model is better than local training, in the mean of sites."""
+        local, *federated = self.rows
+        best = min(federated, key=lambda row: _mean(row.losses))
+        gained = _mean(local.losses) - _mean(best.losses)
+        points = 100 * (_mean(best.accuracies) - _mean(local.accuracies))
+        worth = "has a lower loss than" if gained > 0 else "does not improve on"
+        accuracy = f", accuracy {points:+.1f} points" if local.accuracies else ""
+        return (
+            f"the {best.how} model {worth} local training in the mean of the sites (loss "
+            f"{-gained:+.3f}{accuracy}; one split, no interval)"
+        )
 
 
-def compare(config: Experiment, params: Tensor) -> tuple[list[str], list[Row]]:
-    """The sites' names, and rows for the federation's model, pooled training and each site alone.
+def compare(config: Experiment, out: Path) -> SiteComparison:
+    """Compare local training with the federation, on each site's own held-out samples.
 
-    Pooled and lonely models take the same number of epochs with the same solver.  This needs all
-    sites' rows in one place, which only a demonstration has.
+    Models that are trained locally take the same rounds of the same local work.  The files of all
+    sites must be on this machine, as in a demonstration.
+
+    Args:
+        config: the configuration of the run.
+        out: its run directory; the personalised models are read from the sites' states in it.
     """
-    problem = config.load_problem()
-    names: list[str] = problem.data.client_names()
-    rows = [Row("federation", _accuracies(problem, params))]
-    rows.append(Row("pooled", _accuracies(problem, trained(config, problem, pooled(problem)))))
-    for client, name in enumerate(names):
-        alone = trained(config, problem, problem.clients[client])
-        rows.append(Row(f"{name} alone", _accuracies(problem, alone)))
-    return names, rows
+    apart = sites(config)
+    assert apart is not None, "the sites have a file each"
+    problems = [apart.load(config.problem, path, i) for i, path in enumerate(apart.files())]
+    tests = [one.test if one.client_tests is None else one.client_tests[0] for one in problems]
+    params = RunDir(out).model(last=True).params  # a chosen model would have an advantage
+    local = [trained(config, one, one.clients[0]) for one in problems]
+    rows = [_scores("locally trained", tests, local)]
+    rows.append(_scores("shared", tests, [params] * len(tests)))
+    if config.local.personal is not None:
+        rows.append(_scores("personalised", tests, own_models(config, out, params)))
+    return SiteComparison(list(apart.names), rows)
 
 
-def _accuracies(problem: Problem, params: Tensor) -> list[float]:
-    assert problem.client_tests is not None
-    return [float(dict(test(params))["test_accuracy"]) for test in problem.client_tests]
+def own_models(config: Experiment, out: Path, params: Tensor) -> list[Tensor]:
+    """Return the personalised model of each site, from the state that the server acknowledged."""
+    deployment = stored_deployment(out)
+    assert deployment is not None, "a local deployment has stored its network"
+    job = federation(config, deployment).server_job()
+    known, found = read_summary(out / CHECKPOINT).entries, []
+    for client in range(deployment.clients):
+        base = out / FOLDER / "sites" / f"client-{client}" / "state"
+        (folder,) = base.glob(f"*/client-{client}")
+        state = SiteState(folder)
+        with state.locked():
+            pending = state.ledger().pending
+            if pending is not None and pending.digest == known[client].digest:
+                state.promote()  # as the site does when the next task acknowledges it
+            record = state.acked(record_layout(job))
+        found.append(job.own_models.get(client, record, params))
+    return found
+
+
+def _scores(how: str, tests: Sequence[Any], models: Sequence[Tensor]) -> SiteScores:
+    measured = [dict(test(params)) for test, params in zip(tests, models, strict=True)]
+    accuracies = [float(one["test_accuracy"]) for one in measured if "test_accuracy" in one]
+    return SiteScores(how, accuracies, [float(one["test_loss"]) for one in measured])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
