@@ -68,6 +68,10 @@ class Recorder:
 def attack(world: Any, recorder: Recorder, numbers: int = 1 << 50) -> None:
     """Attack the sites of a run; a Violation is raised where they answer what they must not."""
     world.attacked = True
+    last = max(recorder.rounds, default=0)
+    for client, one in recorder.rounds.get(last, {}).items():
+        numbers += 2
+        _overflow(world, client, one, last + 1, numbers)
     for index, members in sorted(recorder.sets.items()):
         sent = {c: one for c, one in recorder.rounds.get(index, {}).items() if c in members}
         if len(members) < 4 or len(sent) < len(members):
@@ -80,9 +84,6 @@ def attack(world: Any, recorder: Recorder, numbers: int = 1 << 50) -> None:
             if all(task is not None for task in tasks.values()):
                 _sum(world, others, tasks)  # type: ignore[arg-type]
                 world.counts["repeated uploads asked for"] += 1
-        for client, one in sent.items():
-            numbers += 2
-            _overflow(world, client, one, numbers)
 
 
 def _repeated(one: Sent, how: str, recorder: Recorder, number: int) -> Task | None:
@@ -111,22 +112,20 @@ def _sum(world: Any, sent: Mapping[int, Sent], tasks: Mapping[int, Task]) -> Non
         _ask(world, client, task, b"", sent[client].content, {wire.SET: given})
 
 
-def _overflow(world: Any, client: int, one: Sent, number: int) -> None:
+def _overflow(world: Any, client: int, one: Sent, index: int, number: int) -> None:
     """The kind of the answer must not show whether the local work has a usable result."""
     packed = decode(one.body)
     kinds = []
     for k, largest in enumerate((1.0, 1.7e308)):
         tensors = {n: torch.full_like(tensor, largest) for n, tensor in packed.tensors.items()}
-        plain = {**packed.plain, "round_index": 10**6 + number + k}
+        plain = {**packed.plain, "round_index": index + k}
         body = encode(Packed(tensors, plain))
         task = one.task._replace(sequence=number + k, broadcast_digest=digest(body))
         answer = _ask(world, client, task, body, one.content)
-        if answer is None or wire.HEAD not in answer:
-            return
-        kinds.append(wire.read_reply(answer, 10**9)[0].kind)
-    if kinds[0] is not kinds[1]:
+        kinds.append("error" if answer is None else str(wire.read_reply(answer, 10**9)[0].kind))
+    if kinds[0] != kinds[1]:
         raise Violation(f"client {client} answers a model by {kinds[0]}, another by {kinds[1]}")
-    world.counts["models crafted to overflow"] += 1
+    world.counts["models crafted to overflow"] += kinds[0] == ReplyKind.READY
 
 
 def _ask(
