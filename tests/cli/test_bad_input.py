@@ -60,7 +60,7 @@ def refused(*arguments: object) -> str:
         (("--roundz", "3"), "No such option '--roundz'."),
         (
             ("--set", "sampler.size=9"),
-            "UniformSampling: size is 9, but must be at most the number ",
+            "UniformSampling.size: got 9, expected at most the number ",
         ),
         (
             ("--algorithm", "fedpd"),

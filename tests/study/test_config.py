@@ -140,7 +140,7 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
         ),
         (
             {"algorithm": {"name": "fedadmm", "rho": {"name": "piecewise", "values": {"1": 2.0}}}},
-            "algorithm.rho.values has change points [1], but needs one at 0",
+            "algorithm.rho.values: got change points [1], expected one at 0.",
         ),
         ({"sampler": {"name": "uniform"}}, "sampler.size is missing, but must be > 0 and <= 1"),
         (

@@ -1,4 +1,4 @@
-"""What the server makes of a round's replies before the method's own step."""
+"""Aggregation of the clients' updates of a round into one upload for the method's server step."""
 
 from __future__ import annotations
 
@@ -23,33 +23,45 @@ if TYPE_CHECKING:
 
 @role("aggregator")
 class Aggregator(Part, ABC):
-    """Folds the replies of a round into the one upload that the method's server step gets."""
+    """Base class of the server's aggregation of updates.
+
+    A subclass is a frozen dataclass that defines `aggregate`.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> [aggregator.needs for aggregator in (fa.Sum(), fa.MaskedSum(), fa.Median())]
+        ['sum', 'sum', 'updates']
+    """
 
     needs: ClassVar[Literal["sum", "updates"]] = "updates"
-    """"sum": weighted sums of replies are enough, so that whoever runs clients may add up theirs.
-    "replies": each reply by itself; all of a round are then in memory at once."""
+    """"sum": weighted sums of updates suffice, so that an engine may add up those of its clients.
+    "updates": single updates are needed; all updates of a round are then in memory at once."""
     is_secure: ClassVar[bool] = False
-    """Whether nothing but the sum of a whole round's replies may be seen."""
+    """Whether only the sum of all updates of a round is revealed to the server."""
 
     def fitted(self, pipeline: UpdatePipeline) -> Aggregator:
-        """Return the aggregator with what it takes from the update pipeline."""
+        """Return the aggregator with the parameters that follow from the update pipeline."""
         return self
 
     def sent_bytes(self, upload: Upload) -> int:
-        """The bytes that a client sends."""
+        """Return the number of bytes that a client sends."""
         return upload.num_bytes
 
     @abstractmethod
     def aggregate(self, updates: Iterator[tuple[float, Upload]]) -> Upload | None:
-        """sum a_i * upload_i over all replies (a_i, upload_i), or what takes its place.
+        """Return the weighted sum of the updates, or a robust substitute.
 
-        It must take every reply, because asking for the next one runs its client; None without
-        any.  Methods divide by the sum of the a_i where they want a mean: an aggregation that
-        finds a mean, or a median, returns it times that sum.
+        Args:
+            updates: pairs (a_i, upload_i).  All must be consumed, because the iterator runs the
+                clients.
+
+        Returns:
+            sum a_i upload_i, or None without updates.  Methods divide by the sum of the a_i to
+            obtain a mean: an aggregator that computes a mean or median returns it times that sum.
         """
 
     def requires(self, run: Setup) -> Iterable[Feature]:
-        """An aggregator of single updates changes what their weighted sum would be."""
+        """Return what keeps an aggregate that is no weighted sum compatible with the method."""
         if self.needs == "sum":
             return ()
         return (Feature.STATELESS_CLIENTS, Feature.ROUNDS, Feature.NO_NOISE)
@@ -57,7 +69,16 @@ class Aggregator(Part, ABC):
 
 @part("aggregator", "sum")
 class Sum(Aggregator):
-    """The weighted sum, streamed: its memory does not grow with the replies."""
+    """Weighted sum of the updates, accumulated one by one in constant memory.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> work = dict(solver=fa.ExactSolver(), aggregator=fa.Sum())  # the default
+        >>> fa.simulate(fa.FedAvg(), problem, 1, **work).params
+        tensor([3.])
+    """
 
     needs = "sum"
 
@@ -73,15 +94,28 @@ class Sum(Aggregator):
 
 @part("aggregator", "masked-sum")
 class MaskedSum(Aggregator):
-    """The weighted sum of uploads under pairwise masks: whoever adds them up sees nothing else.
+    """Secure aggregation by pairwise masking: only the weighted sum of the updates is revealed.
 
     Args:
-        minimum: the fewest clients that are summed; a round with fewer is void.
-        bound: the largest entry of an upload, for the fixed point; by default the clip's norm.
-        step: what an entry of the weighted upload is rounded to; by default the finest that words
-            of 32 bits have room for, 2^-30 of the bound.
-        group: where more clients take part, they are summed in groups of this size, up to less
-            than twice as many: every client shares a mask with each other one of its group.
+        minimum: Smallest number of clients in a sum, at least 3; a round with fewer is void.
+        bound: Largest absolute entry of an upload in fixed point; None for the norm of the
+            pipeline's `Clip`.
+        step: Resolution of the fixed point; None for the finest in 32 bits, 2^-30 of the bound.
+        group: Number of clients that share pairwise masks.  A larger cohort is divided into groups
+            of this size up to less than twice this size.  Default 10.
+        noise: Largest standard deviation of a client's share of the noise; set from the pipeline.
+
+    Raises:
+        ParameterError: `group` is smaller than `minimum`, or `bound` smaller than the clip's norm.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.ExactSolver(), pipeline=[fa.Clip(10.0)])
+        >>> result = fa.simulate(fa.FedADMM(1.0), problem, 30, aggregator=fa.MaskedSum(), **work)
+        >>> round(result.params.item(), 2)
+        2.0
     """
 
     needs = "sum"
@@ -91,31 +125,30 @@ class MaskedSum(Aggregator):
     step: Positive | None = None
     group: Annotated[int, Ge(3), Le(pairwise_masks.MOST // 2)] = 10
     noise: NotNegative = field(default=0.0, metadata=PYTHON_ONLY)
-    """The largest standard deviation of a client's share of the noise, from the upload."""
+    """Largest standard deviation of a client's share of the noise, set by `fitted`."""
 
     def __post_init__(self) -> None:
         if self.group < self.minimum:
             raise ParameterError(
-                f"MaskedSum: group is {self.group}, but must be at least minimum, {self.minimum}"
+                f"MaskedSum.group: got {self.group}, expected at least minimum, {self.minimum}."
             )
 
     def fitted(self, pipeline: UpdatePipeline) -> Aggregator:
-        """With the clip's norm as the bound, where no bound is given and the clip stays."""
+        """Return the aggregator whose bound, unless given, is the norm of a fixed clip."""
         if pipeline.clip is None or pipeline.adapts_clip:
             return self
         norm, noise = float(pipeline.clip.norm), pipeline.noise
         if self.bound is not None and self.bound < norm:
             raise ParameterError(
-                f"MaskedSum: bound is {self.bound:g}, but must be at least the clip's norm, "
-                f"{norm:g}"
+                f"MaskedSum.bound: got {self.bound:g}, expected at least the clip's norm, {norm:g}."
             )
         spread = 0.0 if noise is None else noise.multiplier * norm * self.noise_share
         return replace(self, bound=self.bound or norm, noise=spread)
 
     @property
     def fixed_point(self) -> pairwise_masks.FixedPoint:
-        """How entries become integers."""
-        assert self.bound is not None, "refused before round 0"
+        """The encoding of entries as integers."""
+        assert self.bound is not None, "`check_run` rejects it"
         return pairwise_masks.fixed_point(self.bound, self.step, 2 * self.group - 1, self.noise)
 
     def requires(self, run: Setup) -> Iterable[Feature]:
@@ -135,7 +168,7 @@ class MaskedSum(Aggregator):
         if self.bound is None:
             yield (
                 "MaskedSum.bound: got None, expected the largest entry of an update, because "
-                "nothing that stays the same bounds it. Put Clip into the pipeline, or give "
+                "the pipeline has no fixed clip. Add Clip to the pipeline, or give "
                 "MaskedSum(bound=…)."
             )
             return
@@ -163,9 +196,9 @@ class MaskedSum(Aggregator):
 
     @property
     def noise_share(self) -> float:
-        """The standard deviation that each client adds, in units of the noise on the sum.
+        """Standard deviation of each client's noise, in units of the noise on the sum.
 
-        One of a sum's clients may be curious and subtract its own: the others make up the whole.
+        An honest-but-curious client can subtract its own share: the other shares suffice.
         """
         return float((self.minimum - 1) ** -0.5)
 
@@ -174,7 +207,7 @@ class MaskedSum(Aggregator):
         return words * self.fixed_point.bits // 8
 
     def aggregate(self, updates: Iterator[tuple[float, Upload]]) -> Upload | None:
-        """Sum up in one process, group by group; None where too few came."""
+        """Return the sum of all groups, computed in this process; None below `minimum`."""
         words: list[Any] = []
         template, total, point = None, None, None
         for share, upload in updates:
@@ -192,34 +225,48 @@ class MaskedSum(Aggregator):
 
 
 class ByEntry(Aggregator):
-    """Each entry of the upload from the replies' sorted values of it, with their weights."""
+    """Base class of robust aggregators that treat every entry of the updates separately."""
 
     def aggregate(self, updates: Iterator[tuple[float, Upload]]) -> Upload | None:
-        taken = list(updates)
-        if not taken:
+        received = list(updates)
+        if not received:
             return None
-        total = sum(share for share, _ in taken)
-        shares = [share / total for share, _ in taken]
+        total = sum(share for share, _ in received)
+        shares = [share / total for share, _ in received]
 
-        def folded(leaf: Tensor) -> Tensor:
+        def aggregated(leaf: Tensor) -> Tensor:
             values, order = leaf.sort(dim=0)
             weights = leaf.new_tensor(shares)[order]
             return total * self.mean(values, weights)
 
-        return trees.map_tensors(folded, trees.stack([upload for _, upload in taken]))
+        return trees.map_tensors(aggregated, trees.stack([upload for _, upload in received]))
 
     @abstractmethod
     def mean(self, values: Tensor, weights: Tensor) -> Tensor:
-        """What takes the place of the mean of rising values (K, ...), whose weights sum to 1."""
+        """Return the robust mean over the first dimension.
+
+        Args:
+            values: sorted values of shape (K, ...), ascending along the first dimension.
+            weights: their weights in the same shape, which add up to 1.
+        """
 
 
 @part("aggregator", "trimmed-mean")
 class TrimmedMean(ByEntry):
-    """The mean of each entry without its smallest and largest values (Yin et al., ICML 2018).
+    """Coordinate-wise trimmed mean: the mean without the extreme values (Yin et al., ICML 2018).
 
     Args:
-        share: the weight that is cut off at either end.  It bounds the influence of attackers who
-            have less; a reply at the edge counts with the rest of its weight.
+        share: Share of the total weight that is trimmed at each end, below 0.5.  It bounds the
+            influence of attackers with less weight; an update at the boundary counts with the rest
+            of its weight.  Default 0.2.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[1.0]], [b]) for b in (2.0, 3.0, 4.0, 1e6)]  # one outlier
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> work = dict(solver=fa.ExactSolver(), aggregator=fa.TrimmedMean(share=0.25))
+        >>> fa.simulate(fa.FedAvg(), problem, 1, **work).params
+        tensor([3.5000])
     """
 
     share: Annotated[float, Ge(0), Lt(0.5)] = 0.2
@@ -232,11 +279,20 @@ class TrimmedMean(ByEntry):
 
 @part("aggregator", "median")
 class Median(ByEntry):
-    """The weighted median of each entry; half of the weight lies on either side of it."""
+    """Coordinate-wise weighted median, robust to less than half of the total weight.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[1.0]], [b]) for b in (2.0, 3.0, 1e6)]  # one outlier
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> work = dict(solver=fa.ExactSolver(), aggregator=fa.Median())
+        >>> fa.simulate(fa.FedAvg(), problem, 1, **work).params
+        tensor([3.])
+    """
 
     def mean(self, values: Tensor, weights: Tensor) -> Tensor:
         above = weights.cumsum(0)
-        tiny = 1e-6  # weights that add up to a half but for rounding
+        tiny = 1e-6  # weights that add up to one half up to rounding
         low = (above < 0.5 - tiny).sum(0, keepdim=True)
         high = (above <= 0.5 + tiny).sum(0, keepdim=True).clamp(max=len(values) - 1)
         return (values.gather(0, low) + values.gather(0, high)).squeeze(0) / 2

@@ -60,9 +60,12 @@ def from_config(kind: type[Made], table: object, where: str = "", title: str = "
     try:
         return kind(**given)
     except ParameterError as error:
-        # A class's own refusal is `Class: field is …`; the configuration's key takes its place.
+        # A class reports `Class: field is …` or `Class.field: got …`; the key replaces the class.
         message = str(error)
-        found = re.match(r"\w+: (?=\S+( \([^)]*\))? (is|has|adds?|names|must|needs)\b)", message)
+        found = re.match(
+            r"\w+(: (?=\S+( \([^)]*\))? (is|has|adds?|names|must|needs)\b)|\.(?=[\w\[\]]+: got\b))",
+            message,
+        )
         if found is not None:
             raise ConfigError(_join(where, message[found.end() :])) from None
         raise ConfigError(f"{where}: {message}" if where else message) from None

@@ -49,7 +49,7 @@ def norm(vector: Tensor) -> Tensor:
 
 
 class Theta(NamedTuple):
-    """The global vector alone: the broadcast of most methods and the state of some servers."""
+    """The global vector: the broadcast of most methods and the state of some servers."""
 
     theta: Tensor
 
@@ -157,12 +157,16 @@ class Cohort(NamedTuple):
 
 @role("regularizer")
 class Regularizer(Part, ABC):
-    """A proper, closed, convex function g with its proximal operator.
+    """Base class of proper, closed, convex functions g with a proximal operator.
+
+    A subclass is a frozen dataclass that defines `value` and `prox`; see `fedadmm.regularizers`.
 
     Example:
         >>> import torch, fedadmm as fa
-        >>> fa.L1(weight=1.0).prox(torch.tensor([3.0, -0.5]), step=1.0)
-        tensor([2., -0.])
+        >>> isinstance(fa.L1(1.0), fa.Regularizer)
+        True
+        >>> fa.L1(1.0).prox(torch.tensor([3.0, 1.0]), step=2.0)
+        tensor([1., 0.])
     """
 
     is_zero: ClassVar[bool] = False
@@ -186,10 +190,13 @@ class Algorithm(Part, ABC, Generic[Server, Client, BroadcastType, Message]):
     has a default.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> import fedadmm as fa
-        >>> issubclass(fa.FedADMM, fa.Algorithm)
-        True
+        Every function of a method can be called by itself:
+
+        >>> import torch, fedadmm as fa
+        >>> method = fa.FedProx(rho=0.5)
+        >>> server = method.init_server(torch.zeros(2))
+        >>> method.local_problem(server, method.init_client(torch.zeros(2))).weight
+        0.5
     """
 
     title: ClassVar[str]

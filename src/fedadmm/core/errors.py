@@ -1,21 +1,30 @@
-"""Every error that fedadmm raises on purpose.
+"""Exceptions of fedadmm.
 
     FedADMMError
     ├── ParameterError       a hyper-parameter or an argument is out of its range
-    ├── CompatibilityError         two parts were combined that do not fit each other
+    ├── CompatibilityError   two components of a run are incompatible
     ├── DataError            a file or a data set is missing, damaged or unusable
-    ├── ConfigError          a configuration cannot be understood
+    ├── ConfigError          a configuration is invalid
     ├── StateError           stored client or server state is missing or damaged
-    └── EngineError          the machinery that runs clients failed
+    └── EngineError          an engine failed to run clients
 
-A message names the field, the value and what is allowed.
+A message has the form `<field>: got <value>, expected <allowed values>.`
 """
 
 from __future__ import annotations
 
 
 class FedADMMError(Exception):
-    """The root of everything that fedadmm raises on purpose."""
+    """Base class of all exceptions that fedadmm raises.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> try:
+        ...     fa.FedProx(rho=-1.0)
+        ... except fa.FedADMMError as error:
+        ...     print(type(error).__name__)
+        ParameterError
+    """
 
 
 class ParameterError(FedADMMError, ValueError):
@@ -23,15 +32,15 @@ class ParameterError(FedADMMError, ValueError):
 
 
 class CompatibilityError(FedADMMError, ValueError):
-    """Two parts were combined that do not fit each other; says what is missing."""
+    """Two components of a run are incompatible; the message names the missing feature."""
 
 
 class DataError(FedADMMError):
-    """A file or a data set is missing, damaged or unusable; names the file."""
+    """A file or a data set is missing, damaged or unusable; the message names it."""
 
 
 class ConfigError(FedADMMError, ValueError):
-    """A configuration cannot be understood; names the key."""
+    """A configuration is invalid; the message names the key."""
 
 
 class StateError(FedADMMError):
@@ -39,10 +48,10 @@ class StateError(FedADMMError):
 
 
 class EngineError(FedADMMError, RuntimeError):
-    """The machinery that runs clients failed (a worker died, a wait timed out)."""
+    """An engine failed to run clients, for example because a worker process died or timed out."""
 
 
 ANOTHER_VERSION = (
     "it may be of another version of fedadmm: finish the run with that one, or begin it anew"
 )
-"""What to do about state that does not look like this version's."""
+"""Advice in messages about state in an unexpected format."""

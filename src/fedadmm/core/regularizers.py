@@ -1,6 +1,6 @@
-"""Convex regularisers g with their proximal operators.
+"""Convex regularizers g with their proximal operators.
 
-prox_{t g}(v) = argmin_u g(u) + ||u - v||^2 / (2t), in closed form for each of them.
+prox_{t g}(v) = argmin_u g(u) + ||u - v||^2 / (2t) is computed in closed form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ def _indicator(inside: Tensor, like: Tensor) -> Tensor:
 
 @part("regularizer", "zero")
 class Zero(Regularizer):
-    """g = 0."""
+    """No regularizer: g = 0.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.regularizers.Zero().prox(torch.tensor([3.0, 4.0]), step=1.0)
+        tensor([3., 4.])
+    """
 
     is_zero = True
 
@@ -38,7 +44,16 @@ class Zero(Regularizer):
 
 @part("regularizer", "l1")
 class L1(Regularizer):
-    """g(x) = lam ||x||_1; the prox is soft thresholding at step * lam."""
+    """Lasso penalty g(x) = lam ||x||_1, whose prox is soft thresholding at step * lam.
+
+    Args:
+        lam: Weight of the norm, not negative.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.L1(1.0).prox(torch.tensor([3.0, -2.0, 0.5]), step=1.0)
+        tensor([ 2., -1.,  0.])
+    """
 
     lam: NotNegative
 
@@ -51,7 +66,16 @@ class L1(Regularizer):
 
 @part("regularizer", "l2")
 class L2(Regularizer):
-    """g(x) = lam ||x||_2, the norm and not its square; the prox shortens by step * lam."""
+    """Euclidean norm g(x) = lam ||x||_2, whose prox shortens the vector by step * lam.
+
+    Args:
+        lam: Weight of the norm, not negative.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.regularizers.L2(2.5).prox(torch.tensor([3.0, 4.0]), step=1.0)
+        tensor([1.5000, 2.0000])
+    """
 
     lam: NotNegative
 
@@ -66,10 +90,18 @@ class L2(Regularizer):
 
 @part("regularizer", "linf")
 class LInf(Regularizer):
-    """g(x) = lam ||x||_inf; the prox cuts the largest entries by step * lam altogether.
+    """Maximum norm g(x) = lam ||x||_inf, whose prox clips the largest entries.
 
-    By Moreau it is v minus the projection of v onto the l1 ball of radius step * lam, which is soft
-    thresholding at the level where that radius is met.
+    By Moreau's identity the prox is v minus the projection of v onto the l1 ball of radius
+    step * lam, so that the absolute entries decrease by step * lam in total.
+
+    Args:
+        lam: Weight of the norm, not negative.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.regularizers.LInf(1.0).prox(torch.tensor([3.0, 1.0]), step=1.0)
+        tensor([2., 1.])
     """
 
     lam: NotNegative
@@ -90,7 +122,16 @@ class LInf(Regularizer):
 
 @part("regularizer", "squared-l2")
 class SquaredL2(Regularizer):
-    """g(x) = lam ||x||^2 / 2; the prox scales by 1 / (1 + step lam)."""
+    """Ridge penalty g(x) = lam ||x||^2 / 2, whose prox scales by 1 / (1 + step * lam).
+
+    Args:
+        lam: Weight of the squared norm, not negative.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.regularizers.SquaredL2(1.0).prox(torch.tensor([3.0, 4.0]), step=1.0)
+        tensor([1.5000, 2.0000])
+    """
 
     lam: NotNegative
 
@@ -103,7 +144,17 @@ class SquaredL2(Regularizer):
 
 @part("regularizer", "elastic-net")
 class ElasticNet(Regularizer):
-    """g(x) = l1 ||x||_1 + l2 ||x||^2 / 2; soft thresholding, then scaling."""
+    """Elastic net g(x) = l1 ||x||_1 + l2 ||x||^2 / 2, whose prox thresholds and then scales.
+
+    Args:
+        l1: Weight of the l1 norm, not negative.
+        l2: Weight of the squared norm, not negative.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.regularizers.ElasticNet(l1=1.0, l2=1.0).prox(torch.tensor([3.0, 1.0]), step=1.0)
+        tensor([1., 0.])
+    """
 
     l1: NotNegative
     l2: NotNegative
@@ -117,7 +168,18 @@ class ElasticNet(Regularizer):
 
 @part("regularizer", "group-lasso")
 class GroupLasso(Regularizer):
-    """g(x) = lam sum_G sqrt(|G|) ||x_G||, the groups being consecutive blocks of given sizes."""
+    """Group lasso g(x) = lam sum_G sqrt(|G|) ||x_G|| over consecutive blocks G.
+
+    Args:
+        lam: Weight, not negative.
+        sizes: Numbers of entries of the blocks, which add up to the number of parameters.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> g = fa.regularizers.GroupLasso(lam=1.0, sizes=[1, 2])
+        >>> g.prox(torch.tensor([4.0, 0.5, 0.5]), step=1.0)
+        tensor([3., 0., 0.])
+    """
 
     lam: NotNegative
     sizes: Sequence[Count]
@@ -125,8 +187,8 @@ class GroupLasso(Regularizer):
     def _groups(self, params: Tensor) -> Tensor:
         if sum(self.sizes) != params.numel():
             raise ParameterError(
-                f"GroupLasso: sizes add up to {sum(self.sizes)}, but must add up to the number of "
-                f"parameters, {params.numel()}"
+                f"GroupLasso.sizes: got a sum of {sum(self.sizes)}, expected the number of "
+                f"parameters, {params.numel()}."
             )
         sizes = torch.tensor(tuple(self.sizes), device=params.device)
         return torch.repeat_interleave(torch.arange(len(sizes), device=params.device), sizes)
@@ -149,14 +211,24 @@ class GroupLasso(Regularizer):
 
 @part("regularizer", "box")
 class Box(Regularizer):
-    """g is zero where low <= x <= high, infinite elsewhere; the prox clips."""
+    """Indicator of the box low <= x <= high, whose prox clips.
+
+    Args:
+        low: Lower bound of every entry.
+        high: Upper bound of every entry, at least `low`.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.regularizers.Box(-1.0, 1.0).prox(torch.tensor([3.0, 0.0, -2.0]), step=1.0)
+        tensor([ 1.,  0., -1.])
+    """
 
     low: float
     high: float
 
     def __post_init__(self) -> None:
         if self.high < self.low:
-            raise ParameterError(f"Box: high is {self.high}, but must be >= {self.low:g}")
+            raise ParameterError(f"Box.high: got {self.high}, expected at least {self.low:g}.")
 
     def value(self, params: Tensor) -> Tensor:
         return _indicator((params >= self.low) & (params <= self.high), params)
@@ -167,7 +239,13 @@ class Box(Regularizer):
 
 @part("regularizer", "non-negative")
 class NonNegative(Regularizer):
-    """g is zero where x >= 0, infinite elsewhere; the prox clips at zero."""
+    """Indicator of the non-negative vectors, whose prox clips at zero.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.regularizers.NonNegative().prox(torch.tensor([3.0, -2.0]), step=1.0)
+        tensor([3., 0.])
+    """
 
     def value(self, params: Tensor) -> Tensor:
         return _indicator(params >= 0, params)
@@ -178,7 +256,16 @@ class NonNegative(Regularizer):
 
 @part("regularizer", "l2-ball")
 class L2Ball(Regularizer):
-    """g is zero where ||x|| <= radius, infinite elsewhere; the prox projects."""
+    """Indicator of the Euclidean ball ||x|| <= radius, whose prox projects.
+
+    Args:
+        radius: Radius of the ball, positive.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> fa.regularizers.L2Ball(2.5).prox(torch.tensor([3.0, 4.0]), step=1.0)
+        tensor([1.5000, 2.0000])
+    """
 
     radius: Positive
 
@@ -194,7 +281,14 @@ class L2Ball(Regularizer):
 
 @dataclass(frozen=True)
 class PyProximal(Regularizer):
-    """Any operator of the package pyproximal (the extra `prox`) as g."""
+    """An operator of the package pyproximal as g; needs the extra `prox`.
+
+    Args:
+        operator: A `pyproximal.ProxOperator` with a value and a prox.
+
+    Raises:
+        ParameterError: The operator has no value or no prox.
+    """
 
     operator: Any
 
@@ -202,8 +296,8 @@ class PyProximal(Regularizer):
         for method in ("prox", "__call__"):
             if not callable(getattr(self.operator, method, None)):
                 raise ParameterError(
-                    f"PyProximal: operator is {self.operator!r}, but must be a "
-                    "pyproximal.ProxOperator with a value and a prox"
+                    f"PyProximal.operator: got {self.operator!r}, expected a "
+                    "pyproximal.ProxOperator with a value and a prox."
                 )
 
     def value(self, params: Tensor) -> Tensor:

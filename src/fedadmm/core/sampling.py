@@ -1,7 +1,7 @@
-"""Which clients take part in a round, independent of earlier rounds.
+"""Client sampling: the participants of a round, independent of earlier rounds.
 
-Every scheme here is a function of (seed, round). Where p_i = P(i in S) stays the same,
-`probabilities` gives it.  A scheme in which some client can never take part is refused.
+Every scheme is a function of seed and round.  If the inclusion probabilities p_i = P(i in S) are
+constant, `probabilities` returns them.  A scheme in which a client has p_i = 0 is rejected.
 """
 
 from __future__ import annotations
@@ -28,12 +28,25 @@ Probabilities = NDArray[np.float64]
 
 @role("sampler")
 class Sampler(Part, ABC):
-    """Who takes part in a round: a function of the seed and the round."""
+    """Base class of client sampling schemes.
+
+    A subclass is a frozen dataclass that defines `sample`, a function of seed and round only.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import fedadmm as fa
+        >>> @dataclass(frozen=True)
+        ... class EvenRoundsOnly(fa.Sampler):
+        ...     def sample(self, seed, round_index, clients):
+        ...         return [] if round_index % 2 else range(clients)
+        >>> [list(EvenRoundsOnly().sample(0, t, 3)) for t in range(2)]
+        [[0, 1, 2], []]
+    """
 
     is_random: ClassVar[bool] = True
-    """Whether rounds are drawn, as the theorems want it, and not planned."""
+    """Whether participants are drawn at random, as the theorems assume."""
     full_participation: ClassVar[bool] = False
-    """Whether every client takes part in every round, as some methods need it."""
+    """Whether every client participates in every round, as some methods require."""
 
     def check_run(self, run: Setup) -> Iterator[str]:
         signature = inspect.signature(self.sample)
@@ -41,35 +54,41 @@ class Sampler(Part, ABC):
             signature.bind(0, 0, 1)
         except TypeError:
             raise ParameterError(
-                f"{type(self).__name__}: sample takes {signature}, but must take "
-                "(seed, round_index, clients)"
+                f"{type(self).__name__}.sample: got the signature {signature}, expected "
+                "(seed, round_index, clients)."
             ) from None
         self.check(run.problem.num_clients, run.rounds)
         yield from super().check_run(run)
 
     @abstractmethod
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
-        """The ids of round `round_index`, sorted, without repetition."""
+        """Return the ids of the participants of a round, sorted, without repetition.
+
+        Args:
+            seed: seed of the run.
+            round_index: index of the round, from 0.
+            clients: number of all clients; ids are 0 to clients - 1.
+        """
 
     def probabilities(self, clients: int) -> Probabilities | None:
-        """p_i = P(client i takes part), if it is the same in every round; else None."""
+        """Return all p_i = P(client i participates), or None if they change over the rounds."""
         return None
 
     def check(self, clients: int, rounds: int) -> None:
-        """Refuse what cannot work for this many clients and rounds, before round 0.
+        """Raise a ParameterError if the scheme is invalid for a number of clients and rounds.
 
-        By default a scheme that never takes some client, as far as its probabilities tell.
+        By default this rejects schemes with an inclusion probability of zero.
         """
         probabilities = self.probabilities(clients)
         if probabilities is not None and (probabilities <= 0).any():
             raise ParameterError(
-                f"{type(self).__name__}: client {int(np.argmax(probabilities <= 0))} takes part "
-                "with probability 0, but a proper scheme gives every client a chance"
+                f"{type(self).__name__}: got the probability 0 for client "
+                f"{int(np.argmax(probabilities <= 0))}, expected a positive one for every client."
             )
 
 
-def draws_of(seed: Key, round_index: int) -> np.random.Generator:
-    """The random generator of one round."""
+def round_generator(seed: Key, round_index: int) -> np.random.Generator:
+    """Return the random generator of one round."""
     return numpy_generator(derive(seed, "sampler", round_index))
 
 
@@ -78,20 +97,26 @@ def _sorted(ids: NDArray[Any]) -> list[int]:
 
 
 def count_of(owner: object, size: int | float, clients: int) -> int:
-    """A number of clients from a count (int) or a fraction (float), at most all of them."""
+    """Return the number of clients that a count (int) or a fraction (float) specifies."""
     if isinstance(size, float):
         return max(1, round(size * clients))
     if size > clients:
         raise ParameterError(
-            f"{type(owner).__name__}: size is {size}, but must be at most the number of clients, "
-            f"{clients}"
+            f"{type(owner).__name__}.size: got {size}, expected at most the number of clients, "
+            f"{clients}."
         )
     return size
 
 
 @part("sampler", "full")
 class FullParticipation(Sampler):
-    """All clients in every round."""
+    """All clients participate in every round.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> list(fa.FullParticipation().sample(seed=0, round_index=0, clients=3))
+        [0, 1, 2]
+    """
 
     full_participation = True
 
@@ -104,13 +129,22 @@ class FullParticipation(Sampler):
 
 @part("sampler", "uniform")
 class UniformSampling(Sampler):
-    """`size` clients without replacement: a count (int) or a fraction (float)."""
+    """A fixed number of clients, drawn uniformly without replacement.
+
+    Args:
+        size: Number of participants (int), or their fraction of all clients (float).
+
+    Example:
+        >>> import fedadmm as fa
+        >>> [fa.UniformSampling(2).sample(seed=0, round_index=t, clients=5) for t in range(3)]
+        [[1, 2], [2, 4], [0, 4]]
+    """
 
     size: Count | Share
 
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         count = count_of(self, self.size, clients)
-        return _sorted(draws_of(seed, round_index).choice(clients, count, replace=False))
+        return _sorted(round_generator(seed, round_index).choice(clients, count, replace=False))
 
     def probabilities(self, clients: int) -> Probabilities:
         return np.full(clients, count_of(self, self.size, clients) / clients)
@@ -118,22 +152,30 @@ class UniformSampling(Sampler):
 
 @part("sampler", "bernoulli")
 class BernoulliSampling(Sampler):
-    """Every client flips its own coin: one probability for all, or one per client.
+    """Every client participates independently with its probability.
 
-    Each may be a schedule over rounds.  Convergence under any such p_i^t needs
-    sum over t of p_i^t = infinity for every client (Gong et al.): probabilities may fall like 1/t,
-    but not like a geometric sequence without a floor, under which a client is heard finitely often.
-    A round may be empty; the global model then stays as it is.
+    Convergence requires sum over t of p_i^t = infinity for every client (Gong et al.):
+    probabilities may decrease like 1/t, but not like a geometric sequence without a lower bound.
+    A round can have no participants; the global model is then unchanged.
+
+    Args:
+        probability: Probability of participation, or one per client; each is a number or a schedule
+            over rounds.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> [fa.BernoulliSampling(0.5).sample(seed=0, round_index=t, clients=5) for t in range(3)]
+        [[0, 2, 3, 4], [], [0, 1]]
     """
 
     probability: Share | Schedule | Sequence[Share | Schedule]
 
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
-        coins = draws_of(seed, round_index).random(clients)
-        return _sorted(np.flatnonzero(coins < self.coins(round_index, clients)))
+        uniform = round_generator(seed, round_index).random(clients)
+        return _sorted(np.flatnonzero(uniform < self.probabilities_in(round_index, clients)))
 
-    def coins(self, round_index: int, clients: int) -> Probabilities:
-        """p_i^t."""
+    def probabilities_in(self, round_index: int, clients: int) -> Probabilities:
+        """Return p_i^t of all clients in a round."""
         check_one_each(self, "probability", self.probability, clients)
         entries = self.probability
         if not isinstance(entries, Sequence):
@@ -141,10 +183,10 @@ class BernoulliSampling(Sampler):
         return np.array([at(entry, round_index) for entry in entries], dtype=np.float64)
 
     def probabilities(self, clients: int) -> Probabilities | None:
-        return None if self._schedules() else self.coins(0, clients)
+        return None if self._schedules() else self.probabilities_in(0, clients)
 
     def check(self, clients: int, rounds: int) -> None:
-        self.coins(0, clients)
+        self.probabilities_in(0, clients)
         for schedule in self._schedules():
             for index in range(rounds):
                 check(self, f"probability in round {index}", at(schedule, index), UnitInterval)
@@ -156,17 +198,27 @@ class BernoulliSampling(Sampler):
 
 @part("sampler", "weighted")
 class WeightedSampling(Sampler):
-    """`size` clients without replacement, p_i proportional to the weights and exact.
+    """A fixed number of clients without replacement, with probabilities proportional to weights.
 
-    Systematic sampling in random order: p_i = size * w_i / sum w, capped at one (what a capped
-    client leaves over is shared by the others).
+    Systematic sampling in random order: p_i = size * w_i / sum w exactly, bounded by one; the
+    excess over one is distributed among the other clients.
+
+    Args:
+        weights: One non-negative weight per client.
+        size: Number of participants.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> sampler = fa.WeightedSampling(weights=[1.0, 1.0, 2.0], size=2)
+        >>> sampler.probabilities(3).tolist()
+        [0.5, 0.5, 1.0]
     """
 
     weights: Sequence[NotNegative]
     size: Count
 
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
-        return systematic(draws_of(seed, round_index), self.probabilities(clients))
+        return systematic(round_generator(seed, round_index), self.probabilities(clients))
 
     def probabilities(self, clients: int) -> Probabilities:
         check_one_each(self, "weights", self.weights, clients)
@@ -174,9 +226,9 @@ class WeightedSampling(Sampler):
 
 
 def capped_shares(total: float, weights: Probabilities) -> Probabilities:
-    """`total` shared out in proportion to the weights, at most one each.
+    """Distribute `total` in proportion to the weights, with shares of at most one.
 
-    What a capped one leaves over is shared by the others.
+    The excess of bounded shares is distributed among the others.
     """
     shares = np.zeros(len(weights))
     free = weights > 0
@@ -191,25 +243,35 @@ def capped_shares(total: float, weights: Probabilities) -> Probabilities:
     return shares
 
 
-def systematic(draws: np.random.Generator, probabilities: Probabilities) -> list[int]:
-    """A set with exactly these p_i, whose sum is its size: systematic sampling in random order."""
+def systematic(rng: np.random.Generator, probabilities: Probabilities) -> list[int]:
+    """Return a sample with exactly these inclusion probabilities, by systematic sampling."""
     size = round(float(probabilities.sum()))
-    order = draws.permutation(len(probabilities))
+    order = rng.permutation(len(probabilities))
     edges = np.cumsum(probabilities[order])
-    ticks = draws.random() + np.arange(size)
+    ticks = rng.random() + np.arange(size)
     picks = np.searchsorted(edges, ticks, side="right").clip(max=len(order) - 1)
     return _sorted(np.unique(order[picks]))
 
 
 @part("sampler", "non-overlapping")
 class NonOverlappingSampling(Sampler):
-    """The clients are cut into `blocks` groups once; every round takes one group at random."""
+    """One random block of a fixed partition of the clients.
+
+    Args:
+        blocks: Number of blocks, which are drawn once per seed.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> sampler = fa.NonOverlappingSampling(blocks=2)
+        >>> [sampler.sample(seed=0, round_index=t, clients=6) for t in range(3)]
+        [[0, 2, 5], [1, 3, 4], [0, 2, 5]]
+    """
 
     blocks: Count
 
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         order = numpy_generator(derive(seed, "sampler-blocks")).permutation(clients)
-        block = int(draws_of(seed, round_index).integers(self.blocks))
+        block = int(round_generator(seed, round_index).integers(self.blocks))
         return _sorted(np.array_split(order, self.blocks)[block])
 
     def probabilities(self, clients: int) -> Probabilities:
@@ -218,19 +280,25 @@ class NonOverlappingSampling(Sampler):
     def check(self, clients: int, rounds: int) -> None:
         if self.blocks > clients:
             raise ParameterError(
-                f"NonOverlappingSampling: blocks is {self.blocks}, but must be at most the number "
-                f"of clients, {clients}"
+                f"NonOverlappingSampling.blocks: got {self.blocks}, expected at most the number "
+                f"of clients, {clients}."
             )
 
 
 @part("sampler", "doubly-uniform")
 class DoublyUniformSampling(Sampler):
-    """A uniform size from 1..n, then a uniform set of that size."""
+    """A uniformly random number of clients from 1 to n, drawn uniformly without replacement.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> [fa.DoublyUniformSampling().sample(seed=0, round_index=t, clients=5) for t in range(3)]
+        [[0, 1, 4], [0, 1, 2], [0]]
+    """
 
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
-        draws = draws_of(seed, round_index)
-        size = int(draws.integers(1, clients + 1))
-        return _sorted(draws.choice(clients, size, replace=False))
+        rng = round_generator(seed, round_index)
+        size = int(rng.integers(1, clients + 1))
+        return _sorted(rng.choice(clients, size, replace=False))
 
     def probabilities(self, clients: int) -> Probabilities:
         return np.full(clients, (clients + 1) / (2 * clients))
@@ -238,7 +306,16 @@ class DoublyUniformSampling(Sampler):
 
 @part("sampler", "cyclic")
 class CyclicSampling(Sampler):
-    """`size` clients in turn: round t takes the next ones, wrapping around."""
+    """A fixed number of clients in cyclic order.
+
+    Args:
+        size: Number of participants (int), or their fraction of all clients (float).
+
+    Example:
+        >>> import fedadmm as fa
+        >>> [fa.CyclicSampling(2).sample(seed=0, round_index=t, clients=5) for t in range(3)]
+        [[0, 1], [2, 3], [0, 4]]
+    """
 
     is_random = False
 
@@ -254,9 +331,20 @@ class CyclicSampling(Sampler):
 
 @part("sampler", "trace")
 class TraceSampling(Sampler):
-    """Participation read from a trace: a list of client ids for every round.
+    """Participants from a given trace.
 
-    `repeat` starts the trace again at its end; otherwise it must be as long as the run.
+    Args:
+        rounds: Client ids of every round.
+        repeat: Whether to repeat the trace from its end on; otherwise it must cover the run.
+
+    Raises:
+        ParameterError: The trace is empty, or a round contains a client twice.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> sampler = fa.TraceSampling([[0, 1], [2]], repeat=True)
+        >>> [sampler.sample(seed=0, round_index=t, clients=3) for t in range(3)]
+        [[0, 1], [2], [0, 1]]
     """
 
     is_random = False
@@ -266,10 +354,12 @@ class TraceSampling(Sampler):
 
     def __post_init__(self) -> None:
         if not self.rounds:
-            raise ParameterError("TraceSampling: rounds is empty, but needs at least one round")
+            raise ParameterError("TraceSampling.rounds: got no round, expected at least one.")
         for index, ids in enumerate(self.rounds):
             if len(set(ids)) != len(ids):
-                raise ParameterError(f"TraceSampling: rounds[{index}] names a client twice")
+                raise ParameterError(
+                    f"TraceSampling.rounds[{index}]: got {list(ids)}, expected distinct ids."
+                )
 
     def sample(self, seed: Key, round_index: int, clients: int) -> Sequence[int]:
         return sorted(self.rounds[round_index % len(self.rounds)])
@@ -277,9 +367,9 @@ class TraceSampling(Sampler):
     def probabilities(self, clients: int) -> Probabilities:
         flat = np.array([i for ids in self.rounds for i in ids], dtype=np.int64)
         if flat.size and (flat.min() < 0 or flat.max() >= clients):
-            stranger = flat[(flat < 0) | (flat >= clients)][0]
+            unknown = flat[(flat < 0) | (flat >= clients)][0]
             raise ParameterError(
-                f"TraceSampling: rounds names client {stranger}, but ids must be 0 to {clients - 1}"
+                f"TraceSampling.rounds: got client {unknown}, expected ids from 0 to {clients - 1}."
             )
         return np.bincount(flat, minlength=clients) / len(self.rounds)
 
@@ -287,6 +377,6 @@ class TraceSampling(Sampler):
         super().check(clients, rounds)
         if not self.repeat and rounds > len(self.rounds):
             raise ParameterError(
-                f"TraceSampling: rounds has {len(self.rounds)} entries, but the run has {rounds} "
-                "rounds (repeat=True starts the trace again)"
+                f"TraceSampling.rounds: got {len(self.rounds)} rounds, expected {rounds} as in the "
+                "run. Use repeat=True to repeat the trace."
             )

@@ -1,7 +1,7 @@
-"""Numbers that may change over the rounds, or differ between the clients.
+"""Hyper-parameters that change over the rounds or differ between the clients.
 
-Rounds are those of the run, empty ones included; an initial round with everybody counts as the
-first.  A sequence has one entry per client, in the order of their numbers.
+Rounds are those of the run, rounds without participants included; an initial round uses the value
+of the first.  A sequence has one entry per client, in the order of the client ids.
 """
 
 from __future__ import annotations
@@ -22,73 +22,102 @@ Number = TypeVar("Number", int, float)
 @role("schedule")
 @runtime_checkable
 class Schedule(Protocol):
-    """A positive number for every round, counted from zero: any function of the round."""
+    """A positive number for every round: any function of the round index, which starts at 0."""
 
     def __call__(self, round_index: int) -> float:
-        """The value in this round."""
+        """Return the value in this round."""
 
 
 @part("schedule", "piecewise")
 class Piecewise:
-    """Constant between change points: {0: 1.0, 60: 0.5} is 1.0 until round 59, then 0.5."""
+    """Piecewise constant schedule.
+
+    Args:
+        values: Maps the first round of each piece to its value; must contain round 0.
+
+    Raises:
+        ParameterError: There is no value for round 0.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> schedule = fa.schedules.Piecewise({0: 1.0, 60: 0.5})
+        >>> schedule(59), schedule(60)
+        (1.0, 0.5)
+    """
 
     values: Mapping[int, Positive]
 
     def __post_init__(self) -> None:
         if 0 not in self.values:
             raise ParameterError(
-                f"Piecewise: values has change points {sorted(self.values)}, but needs one at 0"
+                f"Piecewise.values: got change points {sorted(self.values)}, expected one at 0."
             )
         for begin in self.values:
             check(self, "values (a change point)", begin, Natural)
 
     def __call__(self, round_index: int) -> float:
-        """The value of the last change point that has been passed."""
+        """Return the value of the last change point up to this round."""
         return self.values[max(begin for begin in self.values if begin <= round_index)]
 
 
 @part("schedule", "per-work")
 class PerWork:
-    """A penalty that fits the local work: `pull` / (learning rate * local steps of a round).
+    """A penalty that is fitted to the local work: rho = pull / (learning rate * local steps).
 
-    A run counts the steps (the mean over the clients) and turns it into a number before round 1.
-    Over a round of plain gradient steps a penalty brings w back by 1 - exp(-lr * steps * rho) of
-    its way from the centre, whatever lr and steps are: so one `pull` serves clients with ten rows
-    and with ten thousand, where one rho does not.
+    A run counts the local steps of a round, averaged over the clients, and replaces it by a number
+    before the first round.  During a round of plain gradient steps a penalty reduces the distance
+    of w to the centre by the factor exp(-lr * steps * rho).  Therefore one value of `pull` is
+    appropriate for clients with ten samples and with ten thousand, but one rho is not.
 
     Args:
-        pull: rho * lr * steps; 1/4 brings w back by about a fifth.
+        pull: rho * lr * steps, without unit.  The default 1/4 reduces the distance by a fifth.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> fa.FedADMM(rho=fa.PerWork(0.5)).rho.penalty(length=0.125 * 20)  # 20 steps of size 1/8
+        0.2
     """
 
     pull: Positive = 0.25
 
     def penalty(self, length: float) -> float:
-        """The penalty for this mean of learning rate * steps."""
+        """Return the penalty for this mean of learning rate times steps."""
         return self.pull / length
 
 
 @part("schedule", "geometric")
 class Geometric:
-    """initial * factor^t, never below `floor`."""
+    """Geometric schedule: initial * factor^t in round t, bounded below by `floor`.
+
+    Args:
+        initial: Value in round 0.  Default 1.
+        factor: Ratio of successive values.  Default 0.9.
+        floor: Lower bound.  Default 0.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> [fa.schedules.Geometric(initial=1.0, factor=0.5)(t) for t in range(4)]
+        [1.0, 0.5, 0.25, 0.125]
+    """
 
     initial: Positive = 1.0
     factor: Positive = 0.9
     floor: NotNegative = 0.0
 
     def __call__(self, round_index: int) -> float:
-        """The value in this round."""
+        """Return the value in this round."""
         return max(self.initial * self.factor**round_index, self.floor)
 
 
 def of_client(value: Number | Sequence[Number], client: int) -> Number:
-    """One client's number."""
+    """Return the value of one client."""
     return value[client] if isinstance(value, Sequence) else value
 
 
 def of_clients(
     value: float | Sequence[float], clients: Sequence[int], like: Tensor
 ) -> Tensor | float:
-    """The one number of all clients, or those of the given ones in the shape of `like`."""
+    """Return the common value, or the values of the given clients in the shape of `like`."""
     if not isinstance(value, Sequence):
         return value
     return like.new_tensor([value[client] for client in clients]).view_as(like)
@@ -97,10 +126,11 @@ def of_clients(
 def at(
     value: float | Schedule | PerWork | Sequence[float], round_index: int, client: int = 0
 ) -> float:
-    """One client's number in one round; an initial round counts as the first."""
+    """Return a client's value in a round; an initial round has the value of the first."""
     if isinstance(value, PerWork):
         raise ParameterError(
-            f"{value} is no number yet: a run makes one of it, which knows the clients' local work"
+            f"penalty: got {value}, expected a number or a schedule. A run replaces PerWork by a "
+            "number, because it depends on the clients' local work."
         )
     if not callable(value):
         return of_client(value, client)

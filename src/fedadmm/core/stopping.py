@@ -1,10 +1,9 @@
-"""When a local solve ends.
+"""Stopping rules of local solves.
 
-A rule has a budget of steps and, if it is about accuracy, a test on the full gradient of the
-local problem L_i before every epoch.  The accuracy rules that speak of the distance to the
-solution certify it through strong convexity: with f_i weakly convex with modulus m (0 when
-convex, at most the smoothness L), L_i is (weight - m)-strongly convex, and
-||w - argmin L_i|| <= ||grad L_i(w)|| / (weight - m).
+A rule has a budget of steps and, for an accuracy, a test of the full gradient of the local problem
+L_i before every epoch.  Rules that bound the distance to the solution use strong convexity: if f_i
+is weakly convex with modulus m (0 if convex, at most the smoothness L), L_i is strongly convex with
+modulus weight - m, and ||w - argmin L_i|| <= ||grad L_i(w)|| / (weight - m).
 """
 
 from __future__ import annotations
@@ -28,34 +27,45 @@ if TYPE_CHECKING:
     from fedadmm.core.setup import Setup
 
 Inside = Annotated[float, Gt(0), Lt(1)]
-"""A factor that really shrinks."""
+"""A number strictly between 0 and 1."""
 
 
 class Progress(NamedTuple):
-    """What a stopping rule sees between two epochs; tensors of shape (1,) or (K, 1)."""
+    """State of a local solve between two epochs; tensors have shape (1,) or (K, 1)."""
 
     gradient_norm: Tensor
     """||grad L_i(w)|| over the client's full data."""
     reference_norm: Tensor
-    """The same at the rule's reference point; at the start for a rule without one."""
+    """The same at the rule's reference point, or at the start for a rule without one."""
     move: Tensor
-    """||w - w_i||, from the client's own model; from the start where its method keeps none."""
+    """||w - w_i||, the distance to the client's local model, or to the start without one."""
     weight: Tensor | float
-    """The weight of the local problem's quadratic term."""
+    """Weight of the quadratic term of the local problem."""
     round_index: int
     clients: Sequence[int]
-    """Whose progress it is, in the order of the tensors' rows."""
+    """Ids of the clients, in the order of the tensors' rows."""
 
 
 @role("stop")
 class StoppingRule(Part, ABC):
-    """When a local solve ends: a budget, and for some rules a test between epochs."""
+    """Base class of stopping rules: a budget of steps, and optionally a test between epochs.
+
+    A subclass is a frozen dataclass that defines `budget` and `sentence`.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> rules = (fa.Steps(3), fa.Epochs(2), fa.stopping.GradientTolerance(1e-6))
+        >>> [rule.budget(steps_per_epoch=10, key=0, client=0) for rule in rules]
+        [3, 20, 1000]
+        >>> [rule.needs_gradient for rule in rules]
+        [False, False, True]
+    """
 
     needs_gradient: ClassVar[bool] = False
-    """Whether `reached` must be asked, with full gradients, before every epoch."""
+    """Whether `reached` must be called, with full gradients, before every epoch."""
 
     def requires(self, run: Setup) -> Iterable[Feature]:
-        """A rule that measures gradients needs a local problem whose gradient is its accuracy."""
+        """Return what a rule that measures gradients requires of the local problem."""
         if not run.algorithm.requirements.local.local_solve or not self.needs_gradient:
             return
         if self.reference == "global":
@@ -73,34 +83,47 @@ class StoppingRule(Part, ABC):
 
     @property
     def reference(self) -> str | None:
-        """Where `Progress.reference_norm` is taken: "own", "global" (theta), or None: not needed.
+        """Point of `Progress.reference_norm`: "own", "global" (theta), or None if not needed.
 
-        "own" is the client's own model; where its method keeps none, it is the start.
+        "own" is the client's local model, or the start if its method keeps none.
         """
         return None
 
     @abstractmethod
     def budget(self, steps_per_epoch: int, key: Key, client: int) -> int:
-        """The largest number of steps of one solve."""
+        """Return the largest number of steps of a solve.
+
+        Args:
+            steps_per_epoch: number of steps in a pass over the client's data.
+            key: random key of the solve, for a rule with a random budget.
+            client: id of the client, for a rule with one value per client.
+        """
 
     def largest_budget(self, steps_per_epoch: int, client: int) -> int:
-        """The largest `budget` of a client, for a rule that draws it."""
+        """Return the largest possible `budget` of a client."""
         return self.budget(steps_per_epoch, 0, client)
 
     def reached(self, progress: Progress) -> Tensor:
-        """Whether each client may stop; boolean, elementwise over a stack.  Never by default."""
+        """Return whether each client may stop, elementwise over a stack; False by default."""
         return torch.zeros_like(progress.gradient_norm, dtype=torch.bool)
 
     @abstractmethod
     def sentence(self, reached: bool) -> str:
-        """Why the solve ended."""
+        """Return why the solve ended: by the test (`reached`) or by the budget."""
 
 
 @part("stop", "epochs")
 class Epochs(StoppingRule):
-    """`epochs` passes over the client's data: one number, or one per client.
+    """Stop after a number of passes over the client's data.
 
-    A part of an epoch is the nearest whole number of steps, and at least one.
+    Args:
+        epochs: Number of passes, or one number per client.  A fraction is rounded to the nearest
+            number of steps, at least one.  Default 1.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> fa.Epochs(0.5).budget(steps_per_epoch=10, key=0, client=0)
+        5
     """
 
     per_client = ("epochs",)
@@ -116,9 +139,16 @@ class Epochs(StoppingRule):
 
 @part("stop", "uniform-epochs")
 class UniformEpochs(StoppingRule):
-    """System heterogeneity: every participant draws its own number of epochs from 1..epochs.
+    """Stop after a random number of epochs, to simulate system heterogeneity.
 
-    `epochs` is one number, or one per client.
+    Args:
+        epochs: Every participant draws its number uniformly from 1 to this one in every round; one
+            value, or one per client.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> [fa.UniformEpochs(5).budget(1, key, client=0) for key in range(4)]
+        [5, 1, 4, 2]
     """
 
     per_client = ("epochs",)
@@ -139,7 +169,16 @@ class UniformEpochs(StoppingRule):
 
 @part("stop", "steps")
 class Steps(StoppingRule):
-    """`steps` solver steps, whatever part of an epoch that is: one number, or one per client."""
+    """Stop after a number of solver steps.
+
+    Args:
+        steps: Number of steps, or one number per client.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> [fa.Steps([5, 1]).budget(steps_per_epoch=10, key=0, client=i) for i in range(2)]
+        [5, 1]
+    """
 
     per_client = ("steps",)
 
@@ -157,7 +196,7 @@ def _own_number(value: float | Sequence[float]) -> str:
 
 
 class _Accuracy(StoppingRule):
-    """Shared by the rules that test the gradient: a cap on epochs and the sentence."""
+    """Base class of rules that test the gradient, with a largest number of epochs."""
 
     needs_gradient = True
     max_epochs: int
@@ -173,7 +212,21 @@ class _Accuracy(StoppingRule):
 
 @part("stop", "gradient-tolerance")
 class GradientTolerance(_Accuracy):
-    """||grad L_i||^2 <= epsilon_i (Gong et al., eq. 6): one number, or one per client."""
+    """Stop if ||grad L_i||^2 <= epsilon_i (Gong et al., eq. 6).
+
+    Args:
+        epsilon: Bound of the squared gradient norm, or one per client.
+        max_epochs: Largest number of epochs.  Default 100.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> rule = fa.stopping.GradientTolerance(epsilon=1e-6)
+        >>> work = dict(solver=fa.GradientDescent(0.25), stop=rule)
+        >>> round(fa.simulate(fa.FedADMM(rho=1.0), problem, 30, **work).params.item(), 2)
+        2.0
+    """
 
     per_client = ("epsilon",)
 
@@ -182,7 +235,7 @@ class GradientTolerance(_Accuracy):
 
     @property
     def largest_epsilon(self) -> float:
-        """What every client's squared gradient norm is at most."""
+        """Upper bound of the squared gradient norm of every client."""
         return max(self.epsilon) if isinstance(self.epsilon, Sequence) else self.epsilon
 
     def reached(self, progress: Progress) -> Tensor:
@@ -191,25 +244,30 @@ class GradientTolerance(_Accuracy):
 
 
 def _modulus(owner: object, progress: Progress, weak_convexity: float) -> Tensor | float:
-    """The strong convexity of the local problem, which must be positive."""
+    """Return the strong convexity of the local problem, which must be positive."""
     modulus = progress.weight - weak_convexity
     smallest = float(modulus.min()) if isinstance(modulus, Tensor) else modulus
     if smallest <= 0:
         name = type(owner).__name__
         raise CompatibilityError(
-            f"{name}: the local problem's weight must exceed weak_convexity={weak_convexity:g} to "
-            f"certify an accuracy, but exceeds it by {smallest:g}"
+            f"{name}.weak_convexity: got {weak_convexity:g}, expected less than the weight of the "
+            f"local problem, which exceeds it by {smallest:g}. Increase the penalty."
         )
     return modulus
 
 
 @part("stop", "prox-accuracy")
 class ProxAccuracy(_Accuracy):
-    """||x_i^k - prox(.)||^2 <= M / (2 (k+1)^2) (FedDR, Remark 3.1), certified.
+    """Stop if ||x_i^k - prox(.)||^2 <= M / (2 (k+1)^2) is guaranteed (FedDR, Remark 3.1).
 
-    x_i^0 comes from the initial round, if there is one, and x_i^(k+1) from round k = 0, 1, …: the
-    squares of all solves of a client add up to less than M.  `weak_convexity` is 0 for convex f_i
-    and at most L for L-smooth ones; a value that is too small certifies nothing.
+    x_i^0 is the result of the initial round, if there is one, and x_i^(k+1) that of round k: the
+    squared errors of all solves of a client add up to less than M.
+
+    Args:
+        M: Bound of the sum of squared errors.
+        weak_convexity: Modulus of weak convexity of the f_i: 0 if convex, at most L if L-smooth.
+            The guarantee does not hold if it is too small.
+        max_epochs: Largest number of epochs.  Default 100.
     """
 
     M: Positive
@@ -217,7 +275,7 @@ class ProxAccuracy(_Accuracy):
     max_epochs: Count = 100
 
     def epsilon(self, round_index: int) -> float:
-        """The distance allowed in a round; the initial one has the index -1."""
+        """Return the largest distance to the solution in a round; -1 is the initial round."""
         return math.sqrt(self.M / 2) / (round_index + 2)
 
     def reached(self, progress: Progress) -> Tensor:
@@ -227,9 +285,13 @@ class ProxAccuracy(_Accuracy):
 
 @part("stop", "relative-accuracy")
 class RelativeAccuracy(_Accuracy):
-    """||w - prox(v)|| <= theta ||w - x_i||, certified; x_i is the client's own model.
+    """Stop if ||w - prox(v)|| <= theta ||w - x_i|| is guaranteed; x_i is the local model.
 
-    `squared=True` reads theta as Remark 3.1 of FedDR prints it, between squared norms.
+    Args:
+        theta: Relative accuracy.
+        weak_convexity: Modulus of weak convexity of the f_i: 0 if convex, at most L if L-smooth.
+        max_epochs: Largest number of epochs.  Default 100.
+        squared: Whether theta relates squared norms, as in Remark 3.1 of FedDR.
     """
 
     theta: Positive
@@ -245,13 +307,16 @@ class RelativeAccuracy(_Accuracy):
 
 @part("stop", "insa")
 class InSaCriterion(_Accuracy):
-    """||e(w)|| <= sigma_i ||e(w_i)||, e the full gradient of the local problem (FedADMM-In).
+    """Stop if ||e(w)|| <= sigma_i ||e(w_i)||, e the gradient of the local problem (FedADMM-In).
 
-    sigma_i is `sigma`, or else `safety` times the bound sqrt(2)/(sqrt(2) + sqrt(beta_i/c_i)) that
-    the theorem allows for c_i-strongly convex f_i; `sigma` and `c` are one number, or one per
-    client.  `reference="global"` measures against e(theta),
-    as the authors' program does, instead of against the client's own model w_i; where the solve
-    starts does not matter for either.
+    Args:
+        sigma: sigma_i, or one per client; None for `safety` times the bound of the theorem for
+            c_i-strongly convex f_i, sqrt(2) / (sqrt(2) + sqrt(beta_i / c_i)).
+        c: Strong convexity c_i of f_i, or one per client.  Default 0.01.
+        safety: Factor below 1 on the bound of the theorem.  Default 0.999.
+        reference: Point of the right-hand side: the client's local model ("own"), or theta
+            ("global") as in the authors' program.  It does not depend on the start of the solve.
+        max_epochs: Largest number of epochs.  Default 10.
     """
 
     per_client = ("sigma", "c")
@@ -266,7 +331,7 @@ class InSaCriterion(_Accuracy):
         return progress.gradient_norm <= self._tolerance(progress) * progress.reference_norm
 
     def _tolerance(self, progress: Progress) -> Tensor | float:
-        """sigma_i."""
+        """Return sigma_i."""
         clients, like = progress.clients, progress.gradient_norm
         if self.sigma is not None:
             return of_clients(self.sigma, clients, like)
