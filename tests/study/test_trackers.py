@@ -89,7 +89,7 @@ def test_weights_and_biases_holds_every_round_offline(
         ),
         ([{"name": "no.such.module:Thing"}], "cannot be imported"),
         (["tensorboard"], r"^callbacks\[0\] is 'tensorboard', but must be a table whose name is"),
-        ([{"name": "diagnostics"}] * 2, "^callbacks names 'diagnostics' twice"),
+        ([{"name": "diagnostics"}] * 2, "^callbacks: got 'diagnostics' twice"),
     ],
 )
 def test_what_is_no_callback_is_refused(callbacks: list[Any], message: str) -> None:

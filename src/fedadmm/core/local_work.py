@@ -1,8 +1,8 @@
-"""What a client does in a round: which solver, for how long, where it starts, what it keeps.
+"""Local training of a client in a round: solver, stopping rule, initial point, personalisation.
 
-Where local training starts is no part of a method's algebra: with exact solves it changes nothing,
-with a few epochs it decides much.  So a method says which problem its clients solve, and the local
-work where they start.
+The initial point of local training does not affect a method with exact solves, but it matters with
+a few epochs.  Therefore it is an option of the local work, and the method defines the local problem
+only.
 """
 
 from __future__ import annotations
@@ -36,55 +36,67 @@ if TYPE_CHECKING:
 
 
 class SolveInfo(NamedTuple):
-    """How a solve went: never part of any state."""
+    """Statistics of a local solve, which are not part of any state."""
 
     steps: int
     epochs: float
-    """Steps as shares of a pass over the client's data: what the method asked for."""
+    """Steps in units of a pass over the client's data."""
     passes: float
-    """Gradients evaluated, in passes over the client's data: what the solve cost.
+    """Cost of the solve: gradient evaluations in units of a pass over the client's data.
 
-    The rows of all steps, and every full gradient that the stopping rule, the method or the solver
-    itself took besides.
+    This includes full gradients that the stopping rule, the method or the solver computed.
     """
     status: str
     accuracy: float
-    """The norm of the local problem's full gradient at the result; NaN when not needed."""
+    """Norm of the full gradient of the local problem at the result; NaN if not computed."""
 
 
 class SolveContext(NamedTuple):
-    """The circumstances of a solve that some rules and schedules look at."""
+    """Context of a local solve for stopping rules, schedules and solvers."""
 
     round_index: int = 0
     needs: LocalNeeds = LocalNeeds()
     theta: Tensor | None = None
-    """The global vector; None when it was not sent."""
+    """The global vector; None if it was not sent."""
     own: Tensor | None = None
-    """The client's own model, wherever the solve starts; None when its method keeps none."""
+    """The client's local model; None if its method keeps none."""
     clients: Sequence[int] = (0,)
-    """Who works: one client, or those of a stack in the order of its rows."""
+    """Ids: one client, or those of a stack in the order of its rows."""
     regularizer: Regularizer | None = None
-    """g, for methods whose local steps take its prox."""
+    """g, for methods with proximal local steps."""
     deployed: bool = False
-    """Whether noise must come from the machine's entropy, and not from the seed."""
+    """Whether noise must be drawn from the system's entropy instead of the seed."""
     memory: tuple[Tensor, ...] | None = None
-    """What the solver kept of the client's last round; None in a solve on its own."""
+    """State of the solver after the client's last round; None outside a run."""
 
 
 OUTSIDE_RUN = SolveContext()
-"""The context of a solve on its own, outside any run."""
+"""Context of a solve outside a run."""
 
 
 @role("solver")
 class LocalSolver(Part, ABC):
-    """Solves a local problem approximately."""
+    """Base class of solvers of the local problem.
+
+    A subclass is a frozen dataclass that defines `solve`.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> from fedadmm.core.contracts import LocalProblem
+        >>> f = fa.Quadratic(torch.eye(1), torch.tensor([6.0]))
+        >>> problem = LocalProblem(start=torch.zeros(1), weight=1.0, centre=torch.zeros(1))
+        >>> result, info = fa.ExactSolver().solve(f, problem, fa.Epochs(1), key=0)
+        >>> result.params, info.status
+        (tensor([3.]), 'solved exactly')
+    """
 
     averages_gradients: ClassVar[bool] = False
-    """Whether `LocalResult.mean_gradient` can be supplied."""
+    """Whether the solver returns `LocalResult.mean_gradient` on request."""
     sums_steps: ClassVar[bool] = False
-    """Whether it makes plain steps: it supplies `LocalResult.step_sum`, and takes the prox of g."""
+    """Whether it makes plain gradient steps: it can return `LocalResult.step_sum`, and apply the
+    prox of g."""
     batch_size: int | None = None
-    """The rows of a step; None for all."""
+    """Samples in a step; None for all."""
 
     def requires(self, run: Setup) -> Iterable[Feature]:
         return () if self.noise is None else self.noise.requires(run)
@@ -96,27 +108,27 @@ class LocalSolver(Part, ABC):
 
     @property
     def noise(self) -> RecordNoise | None:
-        """How it hides the rows of its client; None for a solver that does not."""
+        """Example-level differential privacy of the solver; None for a solver without noise."""
         return None
 
     def first_memory(self, params: Tensor) -> tuple[Tensor, ...] | None:
-        """What it keeps of a client between rounds, before the first; None if it keeps nothing.
+        """Return the solver's state of a client before its first round, or None if it has none.
 
-        It is part of the client's record: a solve finds it in its context, and returns the next one
-        with its result.
+        The state is part of the client's record: a solve receives it in its context, and returns
+        the next one with its result.
         """
         return None
 
     def without_noise(self) -> LocalSolver:
-        """The solver that makes the same steps on gradients as they are; itself without noise."""
+        """Return the solver that makes the same steps without noise."""
         return self
 
     def rate_of(self, client: int, round_index: int) -> float | None:
-        """The length of a client's gradient steps; None for a solver that finds its own."""
+        """Return a client's learning rate, or None for a solver without one."""
         return None
 
     def length(self, steps: int, client: int) -> float | None:
-        """The sum of the sizes of this many steps of a first round; None where it is not known."""
+        """Return the sum of the learning rates of these steps in the first round, if known."""
         return None
 
     @abstractmethod
@@ -128,7 +140,18 @@ class LocalSolver(Part, ABC):
         key: Key,
         context: SolveContext = OUTSIDE_RUN,
     ) -> tuple[LocalResult, SolveInfo]:
-        """Minimise the local problem."""
+        """Minimise the local problem approximately.
+
+        Args:
+            objective: f_i.
+            problem: the other terms of the local problem, and the initial point.
+            stop: stopping rule.
+            key: random key, from which mini-batches are drawn.
+            context: round, clients, and what the method requires of the result.
+
+        Returns:
+            The result, and statistics of the solve.
+        """
 
 
 STARTS: tuple[Start, ...] = ("own", "current", "global")
@@ -136,16 +159,24 @@ STARTS: tuple[Start, ...] = ("own", "current", "global")
 
 @checked
 class LocalWork(Part):
-    """The local work of every client.
+    """Local training of the clients, the same for all.
 
     Args:
-        solver: how local problems are solved; every method but FedSGD needs one.
-        stop: when a local solve ends; None takes the method's own rule, or one epoch.
-        start: local training starts at the "global" model, at the client's "own", or at its own
-            except in its first round ("current"); None takes the method's own, which is "global"
-            unless a paper's algorithm says otherwise.
-        personal: what each client trains and keeps for itself: a second model (`Ditto`) or some
-            layers (`PersonalLayers`).
+        solver: Solver of the local problems; every method except FedSGD needs one.
+        stop: Stopping rule; None for the method's default, which is one epoch for most methods.
+        start: Initial point: the "global" model, the client's "own" local model, or "current", the
+            own one except in the client's first round.  None for the method's default, which is
+            "global" for most methods.
+        personal: Personalisation: a second model per client (`Ditto`) or local layers
+            (`PersonalLayers`); None for none.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> local = fa.LocalWork(solver=fa.GradientDescent(0.2), stop=fa.Steps(5), start="own")
+        >>> round(fa.simulate(fa.FedADMM(rho=1.0), problem, 50, local=local).params.item(), 2)
+        2.0
     """
 
     solver: LocalSolver | None = None
@@ -155,7 +186,7 @@ class LocalWork(Part):
 
     @property
     def components(self) -> list[Part]:
-        """The solver, the stopping rule and the personalisation, as far as they are given."""
+        """The solver, the stopping rule and the personalisation, those that are not None."""
         return [one for one in (self.solver, self.stop, self.personal) if one is not None]
 
     def requires(self, run: Setup) -> Iterable[Feature]:
@@ -164,9 +195,13 @@ class LocalWork(Part):
     def problem(
         self, algorithm: AnyAlgorithm, broadcast: Any, state: Any, first: Tensor
     ) -> LocalProblem:
-        """A client's local problem (or that of a stack) with its start.
+        """Return the local problem of a client, or of a stack, with its initial point.
 
-        `first`, (1,) or (K, 1), is whether it is the client's first round.
+        Args:
+            algorithm: the method.
+            broadcast: what the clients received.
+            state: the client's state.
+            first: whether this is the client's first round, of shape (1,) or (K, 1).
         """
         problem = algorithm.local_problem(broadcast, state)
         if self.start == "global":
@@ -178,6 +213,6 @@ class LocalWork(Part):
         return problem._replace(start=start)
 
     def first_memory(self, params: Tensor) -> tuple[Tensor, ...] | None:
-        """What is kept of a client's local work before its first round."""
+        """Return the state of solver and personalisation before a client's first round."""
         own = None if self.solver is None else self.solver.first_memory(params)
         return own if self.personal is None else (self.personal.first(params), *(own or ()))

@@ -1,7 +1,7 @@
-"""What a client trains and keeps for itself, beside the global model of any method.
+"""Personalised models in addition to the global model of any method: Ditto and local layers.
 
-Neither part changes what the server does, and what a client keeps never leaves it.  It is the first
-tensor of the client's memory (`ClientRecord.memory`), where its solver's own follows.
+Personalisation does not change the server, and its parameters are never sent.  They are the first
+tensor of the client's memory (`ClientRecord.memory`), followed by the state of its solver.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from fedadmm.core.setup import Setup
 
 Solve = Callable[[LocalProblem, Any, str], tuple[LocalResult, "list[SolveInfo]"]]
-"""Solve a problem of one client or a stack in a context; a purpose gives it mini-batches of its
-own."""
+"""Solves a problem of one client or a stack in a context; mini-batches depend on the purpose."""
 Worked = tuple[LocalResult, Tensor, "list[SolveInfo]"]
-"""The method's result, what is kept now, and how the solves went."""
+"""The method's result, the personal parameters, and the statistics of the solves."""
 
 
 class Work(NamedTuple):
-    """The local work of a client in a round, or that of a stack."""
+    """The local training of a client in a round, or that of a stack."""
 
     run: Solve
     problem: LocalProblem
@@ -43,7 +42,7 @@ class Work(NamedTuple):
 
 @role("personal")
 class Personalisation(Part, ABC):
-    """What clients keep for themselves."""
+    """Base class of personalisation: parameters that each client trains and never sends."""
 
     def requires(self, run: Setup) -> Iterable[Feature]:
         return (Feature.LOCAL_SOLVE,)
@@ -51,7 +50,7 @@ class Personalisation(Part, ABC):
     def work(
         self, run: Solve, problem: LocalProblem, context: SolveContext, flat: FlatModule | None
     ) -> tuple[LocalResult, list[SolveInfo]]:
-        """A client's local work, or that of a stack, and what is kept of it."""
+        """Train one client or a stack; the result's memory holds the personal parameters."""
         assert context.memory is not None, "every client of a run has a record"
         kept, *own = context.memory
         context = context._replace(memory=tuple(own) or None)
@@ -60,28 +59,38 @@ class Personalisation(Part, ABC):
 
     @abstractmethod
     def first(self, params: Tensor) -> Tensor:
-        """What a client keeps before its first round."""
+        """Return a client's personal parameters before its first round."""
 
     @abstractmethod
     def solve(self, work: Work) -> Worked:
-        """Train the method's model and what is kept."""
+        """Train the method's model and the personal parameters."""
 
     @abstractmethod
     def own_model(self, kept: Tensor, theta: Tensor) -> Tensor:
-        """The client's own model, beside this global one."""
+        """Return the personalised model from the personal parameters and the global model."""
 
 
 @part("personal", "ditto")
 class Ditto(Personalisation):
-    """A second model v_i for each client, near the global one.
+    """Ditto: a second, personalised model v_i for each client (Li et al., ICML 2021).
 
-    v_i ~ argmin f_i(v) + (weight/2) ||v - theta||^2, a solve of its own in every round of the
-    client that goes on from its last v_i.  (Li, Hu, Beirami, Smith: Ditto: Fair and Robust
-    Federated Learning Through Personalization, ICML 2021, with any method for theta.)  It doubles
-    the local work.
+        v_i ~ argmin f_i(v) + (weight/2) ||v - theta||^2, started at the last v_i
+
+    theta is trained by any method.  The additional solve in every round of the client doubles the
+    local work.  `Result.personal(i)` is v_i.
 
     Args:
-        weight: the paper's lambda: how strongly v_i is held near theta.
+        weight: Weight of the quadratic term between v_i and theta (the paper's lambda).
+            Default 0.1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> work = dict(solver=fa.ExactSolver(), personal=fa.Ditto(weight=1.0))
+        >>> result = fa.simulate(fa.FedAvg(), problem, 20, **work)  # theta = 3
+        >>> [round(result.personal(client).item(), 2) for client in range(3)]
+        [4.5, 3.0, 0.75]
     """
 
     weight: Positive = 0.1
@@ -102,7 +111,7 @@ class Ditto(Personalisation):
             near, context._replace(needs=LocalNeeds(), own=kept, memory=None), "personal"
         )
         if flat is not None and buffers is not None:
-            flat.load_buffers(buffers)  # statistics are those of the method's model
+            flat.load_buffers(buffers)  # BatchNorm statistics belong to the method's model
         pairs = zip(infos, more, strict=True)
         infos = [one._replace(passes=one.passes + two.passes) for one, two in pairs]
         return result._replace(params=params), own.params, infos
@@ -113,24 +122,39 @@ class Ditto(Personalisation):
 
 @part("personal", "layers")
 class PersonalLayers(Personalisation):
-    """Layers that each client trains for itself; the others are the method's.
+    """Local layers: layers that each client trains for itself and never sends.
 
-    With the last layer it is FedPer (Arivazhagan et al., 2019), with the normalising ones FedBN (Li
-    et al., ICLR 2021), and FedRep (Collins et al., ICML 2021) with both parts trained at once.
+    With the last layer it is FedPer (Arivazhagan et al., 2019), with normalisation layers FedBN (Li
+    et al., ICLR 2021), and FedRep (Collins et al., ICML 2021) with both parts trained jointly.
 
-    The client keeps how far its layers are from those of theta, which stay what they were at the
-    start: for the method they do not move, so that no increment, dual or control variate has
-    anything of them.  In messages they are zeros.  A penalty of the method holds a client's
-    layers near those of its last round, which does not change where they rest.
+    The client stores the difference of its layers to those of theta, which keep their initial
+    values: increments, duals and control variates are zero in these layers.  A penalty of the
+    method is centred at the client's layers of its last round, which does not change the limit.
 
     Args:
-        stay: patterns of the names of parameters, such as "4.*".
+        stay: Patterns of the names of local parameters, such as "4.*".
+
+    Raises:
+        ParameterError: A pattern matches no parameter of the model; raised when a run begins.
+
+    Example:
+        Two clients fit y = x + 1 and y = x - 1 with a common slope and their own intercepts:
+
+        >>> import torch, fedadmm as fa
+        >>> module, mse = torch.nn.Linear(1, 1), torch.nn.functional.mse_loss
+        >>> x = torch.tensor([[-1.0], [1.0]])
+        >>> clients = [fa.ModelObjective(module, mse, x, x + shift) for shift in (1.0, -1.0)]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(2))
+        >>> work = dict(solver=fa.GradientDescent(0.1), personal=fa.PersonalLayers(stay=["bias"]))
+        >>> result = fa.simulate(fa.FedAvg(), problem, 100, **work)
+        >>> result.personal(0).round(decimals=2), result.personal(1).round(decimals=2)
+        (tensor([1., 1.]), tensor([ 1., -1.]))
     """
 
     stay: Sequence[str]
 
     def requires(self, run: Setup) -> Iterable[Feature]:
-        """Neither g nor noise may move the layers of the global model that clients keep."""
+        """Neither g nor noise may change the entries of theta that are local layers."""
         return (*super().requires(run), Feature.ZERO_REGULARIZER, Feature.NO_NOISE)
 
     def check_run(self, run: Setup) -> Iterator[str]:
@@ -140,12 +164,12 @@ class PersonalLayers(Personalisation):
             self._mask(flat, run.initial)
 
     def _mask(self, flat: FlatModule | None, like: Tensor) -> Tensor:
-        """Which entries of a vector stay."""
+        """Return which entries of a vector are local."""
         slots = () if flat is None else flat.slots
         found = {name: [s for s in slots if fnmatch(s.name, name)] for name in self.stay}
         for pattern, own in found.items():
             if not own:
-                names = ", ".join(slot.name for slot in slots) or "none: it is no network"
+                names = ", ".join(slot.name for slot in slots) or "none, as it is no network"
                 raise ParameterError(
                     f"PersonalLayers.stay: got {pattern!r}, expected a pattern of the model's "
                     f"parameters: {names}."

@@ -60,17 +60,24 @@ Item = TypeVar("Item")
 
 
 class Facts(NamedTuple):
-    """What is known about a problem beyond its data; None when it is not known."""
+    """Known constants of a problem, which theorems need; None if unknown.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> facts = fa.Facts(smoothness=3.0, optimum=torch.tensor([2.0]), weak_convexity=0.0)
+        >>> fa.Problem(clients, facts=facts).facts.smoothness
+        3.0
+    """
 
     smoothness: float | None = None
-    """L: every f_i is L-smooth."""
+    """L such that every f_i is L-smooth."""
     infimum: float | None = None
     """F*, the infimum of F."""
     optimum: Tensor | None = None
     """A minimiser of F."""
     weak_convexity: float | None = None
-    """A modulus m such that every f_i + (m/2) ||x||² is convex; 0 when the f_i are convex.
-    L is such a modulus."""
+    """Modulus m such that every f_i + (m/2) ||x||² is convex: 0 for convex f_i, at most L."""
 
 
 NOTHING_KNOWN = Facts()
@@ -81,17 +88,34 @@ _COUNTED = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Problem(Part):
-    """The clients' objectives, their weights, and what they share.
+    """A federated problem: minimise F(x) = sum_i a_i f_i(x) + g(x).
 
-    `clients` may be any sequence: one that builds clients on demand (`LazyClients`)
-    describes a million clients without making them.  `weights` are a_i up to a common factor;
-    None means 1/n each.  `test` maps a parameter vector to metrics on held-out data,
-    `client_tests` does so for each client.  `initial` is a start vector, or a function of the
-    seed that makes one.  `buffers` says what happens to BatchNorm statistics: "keep-local" leaves
-    them with each client, "average" sends them along and takes the participants' weighted mean;
-    where replies are folded as they arrive, a reply moves the mean by its client's share a_i.
-    `data` is how rows were split among the clients (a `fedadmm.data.FederatedData`), for reports;
-    None when the clients were not made from one data set.
+    Args:
+        clients: Objectives f_i in any sequence; `LazyClients` builds them on demand.
+        regularizer: g; none by default.
+        weights: a_i up to a common factor; None for 1/n each.
+        test: Function from a parameter vector to metrics on held-out data, or None.
+        client_tests: One such function per client, or None.
+        initial: Initial vector, or a function from the seed to one; None if `simulate` is given
+            one.
+        buffers: BatchNorm statistics: "keep-local" leaves them with each client, "average" sends
+            them and uses the participants' weighted mean.  If updates are aggregated on arrival, an
+            update changes the mean by its client's weight a_i.  None if the model has none.
+        facts: Known constants, which theorems need.
+        name: Name in reports.
+        data: How samples were divided among the clients (a `fedadmm.data.FederatedData`), for
+            reports; None if the clients were not made from one data set.
+
+    Raises:
+        DataError: There is no client, or clients differ in the number of parameters.
+        ParameterError: A weight is not positive and finite.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic(torch.eye(1), torch.tensor([b])) for b in (6.0, 3.0, 0.0)]
+        >>> problem = fa.Problem(clients, weights=[2.0, 1.0, 1.0])
+        >>> problem.weight(0), problem.gradient(torch.zeros(1))
+        (0.5, tensor([-3.7500]))
     """
 
     clients: Sequence[Objective]
@@ -224,10 +248,10 @@ class Problem(Part):
 
 
 class Lazy(Sequence[Item]):
-    """`count` items that `build(i)` makes on demand.
+    """A sequence of `count` items that `build(i)` returns on demand.
 
-    Iteration makes one at a time.  Nothing stays, unless `keep` is set; what is kept does not
-    travel to another process, which makes its own.
+    Items are not stored unless `keep` is set.  Stored items are not pickled: another process builds
+    its own.
     """
 
     def __init__(self, count: int, build: Callable[[int], Item], keep: bool = False) -> None:
@@ -255,9 +279,22 @@ class Lazy(Sequence[Item]):
 
 
 class LazyClients(Lazy[Objective]):
-    """Clients that are made from their number alone: other processes get the function, not clients.
+    """Clients that are built on demand from their ids, for large federations.
 
-    Clients that are made from stored rows are `Lazy` only: with the function all rows would travel.
+    Other processes receive the function instead of the clients, so that it should not contain data.
+
+    Args:
+        count: Number of clients.
+        build: Function from the id of a client to its objective.
+        keep: Whether to keep clients in memory once they are built.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> def build(client):
+        ...     return fa.Quadratic(torch.eye(1), torch.tensor([float(client)]))
+        >>> clients = fa.LazyClients(1_000_000, build)
+        >>> len(clients), clients[5].b
+        (1000000, tensor([5.]))
     """
 
 

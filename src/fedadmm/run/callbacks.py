@@ -1,9 +1,9 @@
-"""Callbacks: what looks at a run while it goes on.
+"""Callbacks: observers of a run.
 
-Diagnostics, certificates, trackers, progress bars and a user's own functions are callbacks.  One
-that measures adds entries to the records; the others only look.
+Diagnostics, certificates, trackers, progress bars and user functions are callbacks.  A measuring
+callback adds entries to the records; the others do not change a run.
 
-    begin     before the first round: refuse the run, or open what is needed
+    begin     before the first round: reject the run, or open resources
     measure   after a round, before it is decided whether the run ends: entries for its record
     round     after a round, when its record is complete
     end       after the last round, an interruption or a failure
@@ -32,18 +32,18 @@ from fedadmm.run.state import Ending, RoundReport, RunState
 
 
 class Run(NamedTuple):
-    """What a callback may know of a run that begins or is resumed."""
+    """A run that begins or is resumed, as a callback sees it."""
 
     config: Tree
-    """The tables that describe it."""
+    """Its configuration."""
     job: Job
     sampler: Sampler
     engine: EngineChoice | None
-    """None in a deployment, where the sites do the work."""
+    """None in a deployment, where the sites run the clients."""
     store: ClientStateStore
-    """The clients' states; empty in a deployment, where the sites keep them."""
+    """The clients' states; empty in a deployment, where the sites store them."""
     state: RunState
-    """Before the next round."""
+    """State before the next round."""
     directory: Path | None
     """The run directory; None for a run that writes none."""
 
@@ -55,35 +55,62 @@ class Run(NamedTuple):
 
 @role("callback")
 class Callback:
-    """Looks at a run: a frozen dataclass of options.
+    """Base class of callbacks, which observe a run; all methods are optional.
 
-    What `begin` returns is the argument `live` of the other methods, so that a callback can hold
-    an open file or a connection although its options never change.
+    The value that `begin` returns is passed to the other methods as `live`, so that a callback can
+    be a frozen dataclass of options and hold an open file or a connection.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> class PrintModel(fa.Callback):
+        ...     def round(self, report, live):
+        ...         print(report.record["round"], report.state.server.theta)
+        >>> clients = [fa.Quadratic(torch.eye(1), torch.tensor([b])) for b in (6.0, 3.0, 0.0)]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> work = dict(solver=fa.ExactSolver(), callbacks=[PrintModel()])
+        >>> _ = fa.simulate(fa.FedAvg(), problem, 2, **work)
+        1 tensor([3.])
+        2 tensor([3.])
     """
 
     name: ClassVar[str]
-    """The name in configurations."""
+    """Name in configurations."""
 
     def begin(self, run: Run) -> Any:
-        """Refuse the run, or open what the other methods need."""
+        """Called before the first round: reject the run by an exception, or open resources.
+
+        Args:
+            run: the run, before its next round.
+
+        Returns:
+            The argument `live` of the other methods.
+        """
 
     def measure(self, report: RoundReport, live: Any, note: Any) -> tuple[Any, dict[str, Any]]:
-        """After a round, an initial one too: the next note, and entries for the round's record.
+        """Called after a round, including an initial one; adds entries to its record.
 
-        A note holds plain values and is part of every checkpoint; it is None in the first round.
-        A callback that defines this method must be there from the first round on.
+        A callback that defines this method must be part of the run from the first round on.
+
+        Args:
+            report: state and record of the round.
+            live: what `begin` returned.
+            note: state of the callback after the last round, of plain values, which is part of
+                every checkpoint; None in the first round.
+
+        Returns:
+            The next note, and the entries.
         """
         raise NotImplementedError
 
     def round(self, report: RoundReport, live: Any) -> None:
-        """After a round, when its record is complete; Ctrl-C waits until it returns."""
+        """Called after a round with its complete record; Ctrl-C is deferred until it returns."""
 
     def end(self, summary: Mapping[str, Any], live: Any) -> None:
-        """After the last round, an interruption or a failure: `code` says which."""
+        """Called after the last round, an interruption or a failure, which `summary["code"]` is."""
 
     @property
     def measures(self) -> bool:
-        """Whether it adds to the records; a resumed run cannot change such a callback."""
+        """Whether the callback adds entries to the records; a resumed run cannot change it."""
         return type(self).measure is not Callback.measure
 
 
@@ -98,11 +125,11 @@ class FunctionCallback(Callback):
 
 
 Given = Callback | Callable[[RoundReport], Any]
-"""What people may give: a callback, or a function of a round's report."""
+"""A callback, or a function of a round's report."""
 
 
 def as_callbacks(given: Iterable[Given]) -> tuple[Callback, ...]:
-    """Callbacks, with a function of a report as one that only looks."""
+    """Return callbacks; a function of a report becomes one that does not measure."""
     made: list[Any] = list(given)
     for index, one in enumerate(made):
         if callable(one) and not isinstance(one, Callback | type):
@@ -120,11 +147,11 @@ class Attached(NamedTuple):
 
 
 Summarise = Callable[[Ending, Any], Mapping[str, Any]]
-"""(ending, result or None) -> the summary that callbacks get at the end."""
+"""Maps ending and result (None after a failure) to the summary for callbacks."""
 
 
 class Callbacks:
-    """The callbacks of one run, as a context: on leaving it, all that have begun end."""
+    """The callbacks of a run as a context manager, which calls `end` of those that have begun."""
 
     def __init__(self, callbacks: Sequence[Callback], summarise: Summarise) -> None:
         self._callbacks = callbacks
@@ -133,17 +160,17 @@ class Callbacks:
         self.attached: list[Attached] = []
 
     def begin(self, run: Run) -> None:
-        """Begin all of them, in order."""
+        """Call `begin` of all callbacks, in order."""
         for callback in self._callbacks:
             self.attached.append(Attached(callback, callback.begin(run)))
 
     def round(self, report: RoundReport) -> None:
-        """A round is complete."""
+        """Call `round` of all callbacks."""
         for callback, live in self.attached:
             callback.round(report, live)
 
     def ended(self, ending: Ending, result: Any) -> None:
-        """The run has ended by itself."""
+        """Store how the run ended, for `end`."""
         self._ended = ending, result
 
     def __enter__(self) -> Callbacks:
@@ -159,7 +186,7 @@ class Callbacks:
         with interrupts_deferred() if interrupted else nullcontext():
             ending, result = self._ended or (_broken_off(error), None)
             summary = self._summarise(ending, result)
-            with ExitStack() as last:  # runs all of them, even if one fails
+            with ExitStack() as last:  # calls all of them, even if one fails
                 for callback, live in reversed(self.attached):
                     last.callback(callback.end, summary, live)
 
@@ -194,11 +221,11 @@ def measured(
 
 
 def _add(entries: dict[str, Any], found: Mapping[str, Any], source: str) -> None:
-    """Add what a callback found; none may take the place of what another one did."""
+    """Add the entries of a callback, whose names must be new."""
     for name in found:
         if name in entries:
             raise ParameterError(
-                f"simulate: the callback {source} reports {name!r}, which another one does "
-                f"already; taken are {', '.join(sorted(entries))}"
+                f"callbacks: got the entry {name!r} of {source}, expected a name that no other "
+                f"callback uses: not {', '.join(sorted(entries))}."
             )
     entries |= found

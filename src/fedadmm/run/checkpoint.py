@@ -1,12 +1,12 @@
-"""Checkpoints: a run that was killed goes on as if it had not been.
+"""Checkpoints, from which a run that was killed continues bit-identically.
 
     round-00000012.json                    the manifest: names the exact files, written last
     round-00000012.server.safetensors      server state and buffers
     round-00000012.clients-0.safetensors   what changed about the clients since the one before
 
-A manifest lists the client parts of earlier checkpoints that it still builds on; the newest part
-that holds a client counts.  The last two checkpoints are kept.  Files that neither names are
-swept away, so commits made after a checkpoint are invisible to a run that goes on from it.
+A manifest lists the client files of earlier checkpoints that it depends on; the newest file that
+contains a client is valid.  The last two checkpoints are kept.  Other files are deleted, so that
+commits after a checkpoint do not affect a run that is resumed from it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,26 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run in one directory, written every `every` rounds.
+    """Checkpoints of one run in a directory.
 
-    With `every=0` one is written only when the run is interrupted.
+    Args:
+        directory: Folder of the files, which is created if necessary.
+        every: Rounds between two checkpoints; 0 writes one only when the run is interrupted.
+            Default 1.
 
-    `warnings` collects what was found damaged, for whoever shows it to people.
+    Attributes:
+        warnings: Messages about damaged files.
+
+    Example:
+        >>> import tempfile, torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     work = dict(solver=fa.ExactSolver(), checkpoints=fa.Checkpoints(folder))
+        ...     first = fa.simulate(fa.FedADMM(rho=1.0), problem, 4, **work)
+        ...     more = fa.simulate(fa.FedADMM(rho=1.0), problem, 6, resume=True, **work)
+        >>> [record["round"] for record in more.history]
+        [5, 6]
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: int = 1) -> None:

@@ -102,14 +102,23 @@ def optimality_measure(looks: Iterable[Look], theta: Tensor) -> float:
 
 @part("callback", "diagnostics")
 class Diagnostics(Callback):
-    """Measure how far the clients' models and duals are from a stationary point.
+    """Measure the distance of the clients' models and duals to a stationary point.
 
     Args:
-        every: rounds between two looks at the clients' states.
-        clients: how many clients a look takes in, drawn anew for every look; 0 for everybody, which
-            adds the quantities that are sums over all.
-        duality: let a look at everybody also record the dual value and the duality gap
-            (the function of that name), which needs quadratic losses.
+        every: Rounds between two measurements.  Default 10.
+        clients: Number of clients, drawn for every measurement; 0 for all clients, which adds
+            quantities that are sums over all.  Default 5.
+        duality: Whether to measure the dual value and the duality gap, which requires clients=0 and
+            quadratic losses.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> work = dict(solver=fa.ExactSolver(), callbacks=[fa.Diagnostics(every=20, clients=0)])
+        >>> found = fa.simulate(fa.FedADMM(rho=1.0), problem, 20, **work).history[-1]["callbacks"]
+        >>> round(found["consensus"], 2), round(found["dual_sum"], 2)
+        (0.0, 0.0)
     """
 
     every: Count = 10

@@ -1,4 +1,4 @@
-"""What is measured between rounds, on which vector, and how often."""
+"""Evaluation between rounds: metrics, models and intervals."""
 
 from __future__ import annotations
 
@@ -32,27 +32,34 @@ class Measured(NamedTuple):
 
 @checked
 class Evaluation:
-    """Measure every `every` rounds, and after the last one.
+    """Which metrics are measured, on which model, and how often.
 
     Args:
-        every: rounds between two measurements.
-        target: "global" evaluates the output model (`fedadmm.core.outputs`); "local"
-            every client's own model on its own data (methods without local models fall back on the
-            one handed out); each metric is the weighted mean over the clients that report it.
-            "both" measures as "global", and the own models besides: for the loss and each metric X
-            of a client's held-out rows `X_own` and `X_gain`, how much better the own model is than
-            the one handed out, as weighted means over the clients that have taken part.  It is
-            the same for all methods that are compared.
-        objective: measure f, F = f + g and the gradient mapping over all clients' data; None
-            measures them unless the problem says that this is costly.
-        test: use the problem's held-out evaluators.
-        train: the share of all clients' training rows whose class is right, as `train_accuracy`;
-            every row counts the same, whatever its client's weight.
-        clients: measure every client, too: `X_mean`, in which all clients count the same,
-            `X_worst`, `X_p10` (`X_p90` where less is better), the
-            value that nine in ten clients have or better, and `X_spread`, the standard deviation
-            over the clients, for every metric X that is measured on a client's own rows.
-        extra: one more function of the global vector that returns metrics.
+        every: Rounds between two evaluations; the last round is always evaluated.  Default 1.
+        target: "global" evaluates the output model (`fedadmm.outputs`).  "local" evaluates every
+            client's local model on its own data, or the output model if the method has none; each
+            metric is the weighted mean over the clients that report it.  "both" evaluates as
+            "global", and in addition the local models: for the loss and each metric X on a client's
+            held-out samples, `X_own` and `X_gain`, its improvement over the output model, as
+            weighted means over the clients that have participated.
+        objective: Whether to measure f, F = f + g and the gradient mapping over all clients' data;
+            None measures them unless the problem declares this as costly.
+        test: Whether to use the problem's held-out evaluators.
+        train: Whether to measure `train_accuracy` over all clients' training samples, each with
+            the same weight.
+        clients: Whether to measure statistics over the clients, for every metric X on a client's
+            own samples: the unweighted mean `X_mean`, `X_worst`, the tenth percentile `X_p10`
+            (`X_p90` if less is better) and the standard deviation `X_spread`.
+        extra: Another function from the global vector to metrics, or None.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> work = dict(solver=fa.ExactSolver(), evaluate=fa.Evaluation(every=2))
+        >>> history = fa.simulate(fa.FedADMM(rho=1.0), problem, 4, **work).history
+        >>> [sorted(record["metrics"]) for record in history[:2]]
+        [[], ['gradient_mapping', 'loss', 'objective']]
     """
 
     every: Count = 1

@@ -45,12 +45,12 @@ So are callbacks that do not measure: see `Experiment.affecting`."""
 
 @checked
 class Storage:
-    """Where the clients' states are kept between rounds.
+    """Store of the clients' states between rounds.
 
     Args:
-        name: in memory or on disk; None takes memory, or disk where the engine needs it.
-        cache_bytes: disk: how much stays in memory.
-        primal: disk: the precision of the clients' own models.
+        name: "memory" or "disk"; None for memory, or disk if the engine needs it.
+        cache_bytes: On disk: size of the cache in memory, in bytes.  Default 1 GiB.
+        primal: On disk: precision in which local models are stored.
     """
 
     name: Literal["memory", "disk"] | None = None
@@ -60,10 +60,10 @@ class Storage:
 
 @checked
 class Checkpointing:
-    """What is saved to resume from.
+    """Checkpoints of a run.
 
     Args:
-        every: rounds between two checkpoints; 0 writes one only on interruption.
+        every: Rounds between two checkpoints; 0 writes one only on interruption.  Default 10.
     """
 
     every: Natural = 10
@@ -71,34 +71,43 @@ class Checkpointing:
 
 @checked
 class Experiment:
-    """One run.
+    """Description of one run: problem, method and all options.
 
     Args:
-        problem: the clients' objectives, or a named problem's options, which load them.
-        algorithm: the method with its hyper-parameters.
-        rounds: the largest number of rounds.
-        local: the clients' local work: solver, stopping rule, where it starts.
-        sampler: who participates; everybody by default.
-        regularizer: g; None takes the problem's own.
-        pipeline: postprocessors of the clients' updates, in this order: clipping, compression
+        problem: The clients' objectives, or options from which they are loaded.
+        algorithm: The method with its hyper-parameters.
+        rounds: Largest number of rounds.  Default 100.
+        local: Local training: solver, stopping rule, initial point, personalisation.
+        sampler: Selects the participants of a round; all clients by default.
+        regularizer: g; None for that of the problem.
+        pipeline: Postprocessors of the clients' updates, in this order: clipping, compression
             (selection, then coding), noise.
-        aggregator: how the server combines the updates: their weighted sum by default.
-        output: which model is evaluated, recorded and returned.
-        evaluate: what is measured between rounds.
-        target: the value of a metric that rounds are counted to.
-        tolerance: end when the norm of the gradient mapping is at most this.
-        patience: end after this many measurements in a row without a better model, by the
-            target's metric, or else by the first usual one that is measured.
-        engine: how clients are run; None takes sequential, or virtual-time for methods without
-            rounds.
-        seed: the same seed gives the same run on every engine.
-        precision: the precision of the model; None takes that of the problem's start vector.
-        device: where the model is: cpu, cuda, cuda:1 …; None takes that of the start vector.
-        threads: torch's threads in a process; "auto" takes one where a gradient is small, and else
-            as many as torch was given.  Engines with processes of their own give one to each.
-        store: where the clients' states are kept between rounds.
-        checkpoint: what is saved to resume from.
-        callbacks: what else looks at the run: diagnostics, a certificate, trackers.
+        aggregator: Combines the updates at the server; their weighted sum by default.
+        output: Which model is evaluated, recorded and returned; the last iterate by default.
+        evaluate: Which metrics are measured between rounds.
+        target: Value of a metric; the rounds until it is reached are counted.
+        tolerance: The run ends when the norm of the gradient mapping is at most this; None for no
+            limit.
+        patience: The run ends after this many successive evaluations without a better model, by the
+            target's metric, or else by the first default metric that is measured; None for never.
+        engine: Runs the clients; None for "auto", or "virtual-time" for methods without rounds.
+        seed: Seed of the run; the same seed gives the same result on every engine.
+        precision: Precision of the model; None for that of the initial vector.
+        device: Device of the model: cpu, cuda, cuda:1 …; None for that of the initial vector.
+        threads: Threads of torch in a process; "auto" for one if a gradient is small, and else
+            torch's setting.  Engines with several processes use one thread in each.
+        store: Store of the clients' states between rounds.
+        checkpoint: How often checkpoints are written.
+        callbacks: Observers of the run: diagnostics, a certificate, trackers.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> local = fa.LocalWork(solver=fa.ExactSolver())
+        >>> experiment = fa.Experiment(problem, fa.FedADMM(rho=1.0), rounds=50, local=local)
+        >>> round(fa.simulate(experiment.with_seed(1)).params.item(), 2)
+        2.0
     """
 
     problem: ProblemSource | Problem
@@ -128,12 +137,12 @@ class Experiment:
         for name in names:
             if names.count(name) > 1:
                 raise ParameterError(
-                    f"Experiment: callbacks names {name!r} twice, but one measures for the run"
+                    f"Experiment.callbacks: got {name!r} twice, expected at most one of its kind."
                 )
 
     @cached_property
     def tree(self) -> Tree:
-        """The tables that describe it, as TOML can hold them."""
+        """The configuration of the experiment, as in a TOML file."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.problem, Problem):
             own["problem"] = {"name": self.problem.name}
@@ -143,16 +152,16 @@ class Experiment:
         return {key: to_config(value) for key, value in own.items()}
 
     def name(self, field: str) -> str:
-        """What configurations call the part in a field."""
+        """Return the name of a field's component in configurations."""
         return name_of(type(getattr(self, field)))
 
     @property
     def label(self) -> str:
-        """The method's name, without the module of an external one."""
+        """Name of the method, without the module of an external one."""
         return self.name("algorithm").rpartition(":")[2]
 
     def affecting(self, *ignored: str) -> Tree:
-        """The tables without these and without what never affects the records."""
+        """Return the configuration without these fields, and without what never affects records."""
         skipped = {*ignored} - ({"engine"} if self.resolve().engine.affects_result else set())
         measuring = [to_config(one) for one in self.callbacks if one.measures]
         tree = self.tree | {"callbacks": measuring}
@@ -191,7 +200,7 @@ class Experiment:
         return ResolvedExperiment(**given)
 
     def load_problem(self, loaded: Problem | None = None) -> Problem:
-        """The problem with its regulariser; may read files, unless it is loaded already."""
+        """Return the problem with its regularizer; reads files unless it is loaded already."""
         source, chosen = loaded or self.problem, self.regularizer
         if isinstance(source, Problem):
             return source if chosen is None else replace(source, regularizer=chosen)
@@ -204,7 +213,7 @@ class Experiment:
 
 @checked
 class ResolvedExperiment(Experiment):
-    """An experiment without open defaults: what a run, its config file and a federation use."""
+    """An experiment whose defaults are filled in, as used by a run, its config and a federation."""
 
     engine: EngineChoice = Sequential()
 
@@ -213,7 +222,7 @@ class ResolvedExperiment(Experiment):
 
 
 class ExperimentFields(TypedDict, total=False):
-    """Keywords of `simulate`: fields of `Experiment`, and those of its local work by themselves."""
+    """Keywords of `simulate`: the fields of `Experiment` and of its `LocalWork`."""
 
     algorithm: AnyAlgorithm
     solver: LocalSolver | None
@@ -231,7 +240,7 @@ class ExperimentFields(TypedDict, total=False):
     aggregator: Aggregator
     output: AnyOutput | None
     evaluate: Evaluation | Evaluator | bool
-    """True measures the usual metrics, False none; a function of the model returns metrics."""
+    """True for the default metrics, False for none, or a function from the model to metrics."""
     target: Target | None
     tolerance: float | None
     patience: int | None

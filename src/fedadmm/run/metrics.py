@@ -16,10 +16,25 @@ from fedadmm.run.record import Record, value
 
 @checked
 class Target:
-    """End the run when a metric is at least (or, for losses, at most) a value.
+    """Target of a metric: the rounds until it is reached are counted, and the run can end there.
 
-    Rounds are counted to the metric alone; `also` names metrics that must be there in the same
-    round before the run ends.  With `end_run` False it is only counted to.
+    Args:
+        metric: Name of the metric, such as "test_accuracy".
+        value: Value to be reached.
+        at_least: Whether the metric must be at least the value (True) or at most (False, for
+            losses).
+        also: Metrics that must have been measured in the same round before the run ends.
+        end_run: Whether the run ends at the target.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> target = fa.Target("gradient_mapping", 0.01, at_least=False)
+        >>> work = dict(solver=fa.ExactSolver(), target=target)
+        >>> result = fa.simulate(fa.FedADMM(rho=1.0), problem, 100, **work)
+        >>> result.code, len(result.history) < 100
+        ('target', True)
     """
 
     metric: str

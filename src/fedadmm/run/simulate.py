@@ -1,4 +1,4 @@
-"""`simulate`: one call from parts to a result."""
+"""Simulation of a federated run in one process: `simulate` and its `Result`."""
 
 from __future__ import annotations
 
@@ -54,43 +54,52 @@ _MEASURED_CLIENTS = 200
 """Largest number of clients whose local work is measured; they are evenly spaced."""
 _GRADIENT_CLIENTS = 20
 """The same for clients whose gradient is computed."""
-_PATIENCE = 1.0
-"""Seconds that a run waits for another one to leave its folders."""
+_LOCK_SECONDS = 1.0
+"""Time that a run waits for another one to release its folders."""
 
 
 class Result(NamedTuple):
-    """What a run leaves behind; nothing in it is shared with anything else."""
+    """Result of a run: models, records and final states, which share no memory with the run.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> result = fa.simulate(fa.FedAvg(), problem, 20, solver=fa.ExactSolver())
+        >>> result.params, result.history[-1]["round"], result.code
+        (tensor([3.]), 20, 'completed')
+    """
 
     params: Tensor
-    """The output model after the last round; theta unless `output` says otherwise."""
+    """The output model after the last round; theta for the default output."""
     buffers: Tensor | None
-    """The averaged BatchNorm statistics that belong to it; None when there are none."""
+    """The averaged BatchNorm statistics of the output model; None without averaged statistics."""
     trajectory: list[Tensor]
-    """That vector after every round run now, when `keep_trajectory` was asked for."""
+    """The output model after every round of this call, if `keep_trajectory` is set."""
     history: list[Record]
-    """One record for every round run now: a resumed run has only the new ones.
+    """One record per round of this call: a resumed run has only the new ones.
 
-    An initial round with everybody, which some methods begin with, is round 0.
+    An initial round with all clients, with which some methods begin, is round 0.
     """
     status: str
-    """Why it ended, a sentence."""
+    """Why the run ended, as a sentence."""
     code: Code
-    """The same in a word: completed, target, tolerance, patience, budget or diverged."""
+    """Why the run ended: completed, target, tolerance, patience, budget or diverged."""
     server: Any
     """The server's state; `algorithm.global_params` of it is theta."""
     clients: StoredStates
-    """The state of every client that took part, read when it is asked for."""
+    """The states of all clients that have participated, which are read on access."""
     threads: int
-    """How many threads torch used in this process."""
+    """Number of torch's threads in this process."""
     algorithm: AnyAlgorithm
-    """The method as it ran: with numbers for what depends on the clients' local work."""
+    """The method, with `PerWork` replaced by a number."""
     own_models: LocalModelReader
-    """What reads the own model of a client."""
+    """Reads the local or personalised model of a client."""
     best: Best | None = None
-    """The best model of any round, by the target's metric or else the first usual one measured."""
+    """The best model of any round, by the target's metric or else the first default metric."""
 
     def personal(self, client: int) -> Tensor:
-        """The client's own model after the last round, where the method or `local` keeps one."""
+        """Return a client's personalised model, or its local model, after the last round."""
         return self.own_models.get(client, self.clients.record(client), self.params)
 
 
@@ -170,10 +179,10 @@ def simulate(
         held.enter_context(torch.no_grad())
         held.enter_context(memory_for(start_vector))
         if isinstance(checkpoints, Checkpoints):
-            held.enter_context(locked(checkpoints.directory, _PATIENCE))
+            held.enter_context(locked(checkpoints.directory, _LOCK_SECONDS))
         kept = store if store is not None else _default_store(chosen, checkpoints, resume)
         if isinstance(kept, DiskStore) and not (checkpoints and checkpoints.shares(kept.directory)):
-            held.enter_context(locked(kept.directory, _PATIENCE))
+            held.enter_context(locked(kept.directory, _LOCK_SECONDS))
         plan = RunPlan(
             chosen.rounds,
             evaluation,

@@ -54,12 +54,24 @@ def columns_of(about: Mapping[str, Any]) -> list[Column]:
 
 
 class Predictor:
-    """The model of a run on tables, with what it needs to read raw columns.
+    """Predictions of a run's model on new tables, with the run's preparation of columns.
 
     Args:
-        run: the folder of a run that prepared its columns, as `fedadmm run --csv` does; or a
+        run: Folder of a run that prepared its columns, as `fedadmm run --csv` does, or a
             safetensors file that `fedadmm export` made of such a run.
-        last: take the last model instead of the best one; a file holds only one.
+        last: Whether to use the last model instead of the best one; a file contains only one.
+
+    Raises:
+        DataError: The folder contains no run, or its columns were not prepared.
+
+    Example:
+        >>> import tempfile, fedadmm as fa
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         fa.Predictor(folder)
+        ...     except fa.errors.DataError as error:
+        ...         print(str(error).removeprefix(f"{folder}: "))
+        holds no config.toml, but must be the folder of one run
     """
 
     def __init__(self, run: str | Path, last: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A client's f_i on flat vectors: the contract; each kind of objective has a module of its own."""
+"""Local objectives f_i on flat parameter vectors: the base class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ Pull = Callable[[Tensor, int, int], None]
 
 
 class Objective(ABC):
-    """f_i on flat vectors, from one client's data."""
+    """Base class of a client's objective f_i on flat parameter vectors.
+
+    A subclass defines `num_parameters`, `num_samples`, `value`, `gradient` and `to`.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> isinstance(fa.Quadratic(torch.eye(2), torch.ones(2)), fa.Objective)
+        True
+    """
 
     flat: FlatModule | None = None
     """The module behind the vector, whose buffers have a policy; None without a module."""

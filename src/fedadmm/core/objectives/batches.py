@@ -1,7 +1,7 @@
-"""Any module and any iterable of batches as a client: one batch at a time is in memory.
+"""Objectives from any iterable of batches, of which one at a time is in memory.
 
-The rows of such a client are its batches: `SGD(lr, batch_size=1)` makes a step per batch, and
-`batch_size=4` one per four of them (gradient accumulation).  Their order is the iterable's own.
+The samples of such a client are its batches: `SGD(lr, batch_size=1)` makes one step per batch, and
+`batch_size=4` one per four of them (gradient accumulation).  Their order is that of the iterable.
 """
 
 from __future__ import annotations
@@ -87,18 +87,30 @@ def _aside() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class BatchObjective(ModuleObjective):
-    """A module, its loss on a batch, and one client's batches as f_i on the module's flat vector.
+    """Objective of a PyTorch module with a loss on batches, such as those of a DataLoader.
+
+    f_i is the mean over all samples of all batches.  Random numbers that a loader draws from
+    torch's generator, for example for shuffling, are a function of seed, round and client.
 
     Args:
-        module: shared by all clients of a problem; only parameters with `requires_grad` are
-            trained and travel.
-        loss: `loss(module, batch)`, the mean over the batch's rows.
-        batches: any iterable that can be gone through again, such as a `DataLoader`, or a function
-            that begins one; a batch is a tensor, or a dict, tuple or list of them.
-        length: how many batches make an epoch; by default as many as there are.
+        module: Shared by all clients of a problem; only parameters with `requires_grad` are trained
+            and sent.
+        loss: `loss(module, batch)` returns the mean over the samples of a batch.
+        batches: Any iterable that can be repeated, such as a `DataLoader`, or a function that
+            returns an iterator; a batch is a tensor, or a dict, tuple or list of them.
+        length: Number of batches in an epoch; None counts them.
 
-    f_i is the mean over all rows: a batch counts by its rows.  What a loader draws from torch's
-    generator, as for shuffling, is a function of seed, round and client.
+    Raises:
+        DataError: `batches` is an iterator, which cannot be repeated, or has no batch.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> batches = [(torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]]))]
+        >>> def loss(module, batch):
+        ...     return torch.nn.functional.mse_loss(module(batch[0]), batch[1])
+        >>> f = fa.BatchObjective(torch.nn.Linear(1, 1, bias=False), loss, batches)
+        >>> f.value(torch.zeros(1)), f.gradient(torch.zeros(1))
+        (tensor(10.), tensor([-10.]))
     """
 
     module: FlatModule | nn.Module
@@ -186,13 +198,25 @@ class BatchObjective(ModuleObjective):
 
 @dataclass(frozen=True, eq=False)
 class BatchMetrics:
-    """Metrics on held-out batches, as `test` of a `Problem`, over all their rows.
+    """Metrics on held-out batches, for the field `test` of a `Problem`.
 
-    `metrics(module, batch)` returns means over the batch's rows by name, such as
-    `{"test_accuracy": ...}`, and the result is their mean over all rows.  An F1 score or an AUC is
-    no such mean: with `finish`, `metrics` returns tensors with one entry per row, such as scores
-    and labels, and `finish` gets each of them for all rows and returns the metrics.  `batches` and
-    `length` are as in `BatchObjective`.
+    Args:
+        module: The module of the clients' objectives.
+        metrics: `metrics(module, batch)` returns means over the samples of a batch by name, such as
+            `{"test_accuracy": ...}`; the result is their mean over all samples.  With `finish` it
+            returns tensors with one entry per sample instead, such as scores and labels.
+        batches: As in `BatchObjective`.
+        length: Number of batches; None counts them.
+        finish: For metrics that are no means, such as an F1 score or an AUC: function from the
+            tensors of all samples to the metrics; None for means.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> batches = [(torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]]))]
+        >>> def metrics(module, batch):
+        ...     return {"test_error": (module(batch[0]) - batch[1]).abs().mean()}
+        >>> fa.BatchMetrics(torch.nn.Linear(1, 1, bias=False), metrics, batches)(torch.zeros(1))
+        {'test_error': 3.0}
     """
 
     module: FlatModule | nn.Module

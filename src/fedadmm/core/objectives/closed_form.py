@@ -31,9 +31,23 @@ def _is(tensor: Tensor, dtype: torch.dtype, device: torch.device | str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Quadratic(Objective):
-    """f(x) = x'Ax/2 - b'x + constant with A symmetric; `A` is a matrix, `b` a vector.
+    """Quadratic objective f(x) = x'Ax/2 - b'x + constant.
 
-    It has one "sample": a mini-batch of a quadratic is the quadratic.
+    It has one sample: a mini-batch of a quadratic is the quadratic.
+
+    Args:
+        A: Symmetric matrix (D, D).
+        b: Vector (D,).
+        constant: Added to the value.  Default 0.
+
+    Raises:
+        DataError: The shapes differ, an entry is not finite, or A is not symmetric.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> f = fa.Quadratic(torch.tensor([[2.0]]), torch.tensor([6.0]))
+        >>> f.value(torch.tensor([3.0])), f.gradient(torch.tensor([3.0]))
+        (tensor(-9.), tensor([0.]))
     """
 
     num_samples: ClassVar[int] = 1
@@ -152,7 +166,22 @@ class _Linear(FeatureRows):
 
 @dataclass(frozen=True, eq=False)
 class LeastSquares(_Linear):
-    """f(x) = ||Xx - y||^2 / (2m) + ridge ||x||^2 / 2."""
+    """Least squares f(x) = ||Xx - y||^2 / (2m) + ridge ||x||^2 / 2 over m samples.
+
+    Args:
+        features: Matrix X of shape (m, D).
+        targets: Vector y of shape (m,).
+        ridge: Weight of the squared norm, not negative.  Default 0.
+
+    Raises:
+        DataError: The shapes differ, or there are no samples.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> f = fa.LeastSquares(torch.tensor([[1.0], [2.0]]), torch.tensor([2.0, 4.0]))
+        >>> f.value(torch.zeros(1)), f.gradient(torch.tensor([2.0]))
+        (tensor(5.), tensor([0.]))
+    """
 
     def value(self, params: Tensor) -> Tensor:
         residual = self.features @ params - self.targets
@@ -171,7 +200,25 @@ class LeastSquares(_Linear):
 
 @dataclass(frozen=True, eq=False)
 class LogisticRegression(_Linear):
-    """f(x) = mean log(1 + exp(-s <row, x>)) + ridge ||x||^2 / 2; s = 2y - 1 for y in {0, 1}."""
+    """Binary logistic regression f(x) = mean log(1 + exp(-s_j <X_j, x>)) + ridge ||x||^2 / 2.
+
+    Args:
+        features: Matrix X of shape (m, D).
+        targets: Classes y_j of shape (m,), 0 or 1; s_j = 2 y_j - 1.
+        ridge: Weight of the squared norm, not negative.  Default 0.
+
+    Raises:
+        DataError: The shapes differ, there are no samples, or a target is not 0 or 1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> f = fa.LogisticRegression(torch.tensor([[1.0], [-1.0]]), torch.tensor([1, 0]))
+        >>> f.gradient(torch.zeros(1))
+        tensor([-0.5000])
+        >>> loss, correct = f.value_and_correct(torch.ones(1))
+        >>> correct
+        2
+    """
 
     has_classes: ClassVar[bool] = True
 

@@ -32,11 +32,26 @@ class Slot(NamedTuple):
 
 
 class FlatModule:
-    """A module whose trainable parameters live in one vector.
+    """A module whose trainable parameters are views of one flat vector.
 
-    `vector` and `gradient` are the live buffers: writing to `vector` changes the module.  `blocks`
-    and `gradient_blocks` are the same memory cut into parameters, each a stack of one client.  The
-    module given is taken over; copy it first (`copy.deepcopy`) to keep an independent one.
+    `vector` and `gradient` are buffers: writing to `vector` changes the module.  `blocks` and
+    `gradient_blocks` are the same memory as parameters, each a stack of one client.
+
+    Args:
+        module: Its parameters are replaced by views; copy it first (`copy.deepcopy`) to keep an
+            independent one.  Parameters without `requires_grad` are neither trained nor sent.
+
+    Raises:
+        ParameterError: There is no trainable parameter, or they differ in precision or device.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> flat = fa.FlatModule(torch.nn.Linear(2, 1))
+        >>> [(slot.name, slot.begin, slot.end) for slot in flat.slots]
+        [('weight', 0, 2), ('bias', 2, 3)]
+        >>> _ = flat.load(torch.tensor([1.0, 2.0, 3.0]))
+        >>> flat.module(torch.ones(1, 2)).item()
+        6.0
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -117,12 +117,25 @@ class ModuleObjective(Objective):
 
 @dataclass(frozen=True, eq=False)
 class ModelObjective(ModuleObjective):
-    """A module, a mean loss and one client's tensors as f_i on the module's flat vector.
+    """Objective of a PyTorch module with a loss and one client's tensors.
 
-    The module is shared by all clients of a problem.  `loss(outputs, targets)` is the mean
-    over the rows it is given.  `prepare` turns stored rows into the module's input, batch by batch:
-    uint8 images can stay uint8 in memory.  `inputs` and `targets` may be arrays or lists, which
-    become tensors.
+    Args:
+        module: Shared by all clients of a problem.
+        loss: `loss(outputs, targets)` returns the mean over the samples of a batch.
+        inputs: Tensor, array or list with one entry per sample.
+        targets: Tensor, array or list with one entry per sample.
+        prepare: Function from stored inputs to the module's input, applied to every batch, so that
+            uint8 images can stay uint8 in memory; None for none.
+
+    Raises:
+        DataError: The numbers of inputs and targets differ, or there are no samples.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> module, mse = torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss
+        >>> f = fa.ModelObjective(module, mse, [[1.0], [2.0]], [[2.0], [4.0]])
+        >>> f.value(torch.zeros(1)), f.gradient(torch.zeros(1))
+        (tensor(10.), tensor([-10.]))
     """
 
     descends: ClassVar[bool] = True

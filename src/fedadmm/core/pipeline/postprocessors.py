@@ -98,6 +98,12 @@ class Postprocessor(Part, ABC):
     `on_client` transforms an update before it is sent.  `on_aggregate` transforms the weighted sum
     of a round before the server update, in the reverse order of the pipeline.  The state of the
     server side is part of every checkpoint.
+
+    Example:
+        >>> import fedadmm as fa
+        >>> pipeline = [fa.Clip(norm=1.0), fa.TopK(0.1), fa.Quantise(bits=8)]
+        >>> [stage.place for stage in pipeline if isinstance(stage, fa.Postprocessor)]
+        ['clip', 'select', 'code']
     """
 
     place: ClassVar[str]

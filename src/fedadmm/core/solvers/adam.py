@@ -35,18 +35,30 @@ from fedadmm.core.solvers.sgd import GradientStepper, Rate, RatedSolver
 
 @part("solver", "adam")
 class Adam(RatedSolver):
-    """Mini-batch Adam, whose steps are AdamW's on f_i; the local problem's own terms enter exactly.
+    """Mini-batch Adam: AdamW steps on f_i, with the other terms of the local problem exact.
 
-    Weight decay pulls towards zero what the problem does not: a run rests elsewhere with it.
+        m <- beta1 m + (1 - beta1) g;   v <- beta2 v + (1 - beta2) g^2
+        w <- argmin <m', u> + other terms(u) + ||u - w||_P^2 / 2,  P = (sqrt(v') + epsilon) / lr
 
     Args:
-        lr: the learning rate: a number, a schedule over rounds, or one number per client.
-        batch_size: the rows of a step; None takes all.
-        beta1: how much of the mean gradient stays from step to step; 0 is RMSProp.
-        beta2: how much of the mean square stays.
-        epsilon: the least scale of an entry.
-        weight_decay: AdamW's: w shrinks by lr times this in every step.
-        moments: m and v start "fresh" in every round, or are "kept" by the client, as SISA keeps v.
+        lr: Learning rate: a number, a schedule over rounds, or one number per client.
+            Default 1e-3.
+        batch_size: Samples in a step; None for all.  Default 32.
+        beta1: Decay of the first moment m; 0 is RMSProp.  Default 0.9.
+        beta2: Decay of the second moment v.  Default 0.999.
+        epsilon: Added to sqrt(v').  Default 1e-8.
+        weight_decay: Decoupled weight decay: w shrinks by lr times this in every step, which
+            changes the limit of a run.  Default 0.
+        moments: m and v are zero at the start of every round ("fresh"), or stored by the client
+            ("kept"), as SISA does with v.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.Adam(0.1), stop=fa.Steps(10))
+        >>> round(fa.simulate(fa.FedADMM(rho=1.0), problem, 60, **work).params.item(), 2)
+        2.0
     """
 
     stacks = True

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 class GradientDescent(RatedSolver):
     """Full-batch gradient descent; one epoch is one step.
 
-    `lr` is a number, a schedule over rounds, or one number per client.
+    Args:
+        lr: Learning rate: a number, a schedule over rounds, or one number per client.  Default 0.1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.GradientDescent(0.2), stop=fa.Steps(10))
+        >>> round(fa.simulate(fa.FedADMM(rho=1.0), problem, 60, **work).params.item(), 2)
+        2.0
     """
 
     stacks = True
@@ -75,8 +84,17 @@ class _AcceleratedStepper(Stepper):
 class AcceleratedGradient(RatedSolver):
     """Full-batch Nesterov acceleration with restarts; one epoch is one step.
 
-    `lr`, a number, a schedule over rounds, or one number per client, must not exceed
-    1 / (L + weight).
+    Args:
+        lr: Learning rate, at most 1 / (L + weight): a number, a schedule over rounds, or one number
+            per client.  Default 0.1.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.AcceleratedGradient(0.2), stop=fa.Steps(10))
+        >>> round(fa.simulate(fa.FedADMM(rho=1.0), problem, 60, **work).params.item(), 2)
+        2.0
     """
 
     lr: Rate = 0.1
@@ -125,7 +143,20 @@ class _LBFGSStepper(Stepper):
 
 @part("solver", "lbfgs")
 class LBFGS(IterativeSolver):
-    """L-BFGS (`torch.optim.LBFGS`, strong Wolfe); one epoch is one iteration."""
+    """L-BFGS with a strong Wolfe line search (`torch.optim.LBFGS`); one epoch is one iteration.
+
+    Args:
+        lr: Initial step length of the line search.  Default 1.
+        history: Number of stored updates.  Default 10.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))  # optimum 12 / 6
+        >>> work = dict(solver=fa.LBFGS(), stop=fa.Steps(5))
+        >>> round(fa.simulate(fa.FedADMM(rho=1.0), problem, 50, **work).params.item(), 2)
+        2.0
+    """
 
     lr: Positive = 1.0
     history: Count = 10
@@ -138,7 +169,19 @@ class LBFGS(IterativeSolver):
 
 @part("solver", "exact")
 class ExactSolver(LocalSolver):
-    """Solves (A + weight I) w = b - linear + weight centre; meets every stopping rule."""
+    """Exact solution of local problems with a quadratic objective.
+
+    Solves (A + weight I) w = b - linear + weight * centre, whatever the stopping rule.  The clients
+    must be `Quadratic` or `LeastSquares`.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> result = fa.simulate(fa.FedAvg(), problem, 1, solver=fa.ExactSolver())
+        >>> result.params  # the mean of the minimisers 6, 3 and 0
+        tensor([3.])
+    """
 
     def check_run(self, run: Setup) -> Iterator[str]:
         yield from super().check_run(run)

@@ -1,14 +1,15 @@
-"""DP-SGD: steps along noised sums of clipped gradients, which hide every row of a client.
+"""DP-SGD: example-level differential privacy by noise on sums of clipped gradients.
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy,
-CCS 2016.  With K steps in an epoch over n rows,
+CCS 2016.  With K steps in an epoch over n samples,
 
-    every row is in the batch B of a step with probability 1/K, whatever the others do
-    g = (sum over B of clip_C(grad of the row's loss) + z C N(0, I)) / (n/K)
+    every sample is in the batch B of a step with probability 1/K, independently of the others
+    g = (sum over B of clip_C(grad of the sample's loss) + z C N(0, I)) / (n/K)
 
-and w, the dual and the upload are functions of the g alone.  The sum is divided by the rows that
-are expected, because how many came would tell of one more or less.  A row whose gradient is not
-finite counts as zero, so that no row decides whether the result is.
+and w, the dual and the upload depend on the data through g only.  The sum is divided by the
+expected number of samples, because the actual one would reveal whether a sample is present.  A
+gradient that is not finite is replaced by zero, so that no sample determines whether the result is
+finite.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ if TYPE_CHECKING:
     from fedadmm.core.setup import Setup
 
 NUMBERS = 2**22
-"""About how many numbers the gradients of single rows may be at a time."""
+"""Approximate limit of the numbers in per-sample gradients that are in memory at a time."""
 
 
 class RecordNoise(NamedTuple):
-    """How a solver hides the single rows of its client, and what of that may be spent."""
+    """Example-level differential privacy of a solver, and its privacy budget."""
 
     multiplier: float
-    """The noise's standard deviation, in units of what a row can change."""
+    """Standard deviation of the noise, in units of the largest influence of a sample."""
     clip: float
+    """Largest norm of a sample's gradient."""
     delta: float
     budget: float | None
 
@@ -68,29 +70,43 @@ class RecordNoise(NamedTuple):
         for client, objective in enumerate(setup.problem.clients):
             if (rows := objective.num_samples) >= 1 / self.delta:
                 raise ParameterError(
-                    f"{solver}: delta is {self.delta:g}, but must be below one over the number of "
-                    f"rows of every client, {1 / rows:.4g} at client {client}: otherwise giving "
-                    "one row away would be allowed"
+                    f"{solver}.delta: got {self.delta:g}, expected less than one over the number "
+                    f"of samples of every client, {1 / rows:.4g} at client {client}. Otherwise the "
+                    "disclosure of a sample would be allowed."
                 )
 
 
 @part("solver", "dp-sgd")
 class DPSGD(RatedSolver):
-    """DP-SGD: every row's gradient is clipped, and their sum gets Gaussian noise.
+    """DP-SGD: SGD with clipped per-sample gradients and Gaussian noise (Abadi et al., 2016).
 
-    It hides every single row (record) of a client from everybody who sees what the client sends,
-    the server too; whom noise in `upload` hides is the client as a whole.  Rows are drawn
-    independently of each other, as the accountant wants it: an epoch has as many steps as for
-    SGD, and every row is in each of them with probability one over their number.
+        g = (sum over B of clip_C(gradient of a sample) + multiplier * C * N(0, I)) / expected |B|
+
+    It provides example-level differential privacy with respect to everything that the client sends;
+    `GaussianNoise` in the pipeline provides client-level privacy.  Samples are drawn independently
+    (Poisson sampling), as the accountant assumes: an epoch has as many steps as for SGD, and every
+    sample is in each of them with the inverse of that number as probability.
 
     Args:
-        lr: the learning rate: a number, a schedule over rounds, or one number per client.
-        clip: the largest norm of one row's gradient; longer ones are cut to it.
-        multiplier: the noise's standard deviation, in units of the clip.
-        batch_size: about how many rows a step has; a batch of all rows is not amplified.
-        momentum: the share of the last step that is made again.
-        delta: the delta of (epsilon, delta), below one over the number of rows of every client.
-        budget: the epsilon that any client may spend; the run ends before it would spend more.
+        lr: Learning rate: a number, a schedule over rounds, or one number per client.
+        clip: C, the largest norm of a sample's gradient.
+        multiplier: Standard deviation of the noise, in units of C.
+        batch_size: Expected number of samples in a step; a full batch has no amplification by
+            sampling.  Default 32.
+        momentum: Share of the last step that is added to the next one.  Default 0.
+        delta: delta of (epsilon, delta), below one over the number of samples of every client.
+            Default 1e-5.
+        budget: Largest epsilon of a client; the run ends before it is exceeded.  None for no limit.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> client = fa.LeastSquares(torch.ones(20, 1), torch.full((20,), 2.0))
+        >>> problem = fa.Problem([client] * 3, initial=torch.zeros(1))
+        >>> solver = fa.DPSGD(lr=0.1, clip=1.0, multiplier=2.0, batch_size=2, delta=0.01)
+        >>> result = fa.simulate(fa.FedAvg(), problem, 2, solver=solver)
+        >>> privacy = [record["privacy"]["epsilon"] for record in result.history]
+        >>> privacy[0] < privacy[1]  # the consumed epsilon grows with the rounds
+        True
     """
 
     stacks = True

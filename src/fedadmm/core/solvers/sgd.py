@@ -250,10 +250,23 @@ class RatedSolver(IterativeSolver):
 class SGD(RatedSolver):
     """Mini-batch SGD, optionally with momentum.
 
+        w <- w - lr (g_i(w) + gradient of the other terms of the local problem)
+
     Args:
-        lr: the learning rate: a number, a schedule over rounds, or one number per client.
-        batch_size: the rows of a step; None takes all.
-        momentum: the share of the last step that is made again.
+        lr: Learning rate: a number, a schedule over rounds, or one number per client.  Default 0.1.
+        batch_size: Samples in a step; None for all.  Default 32.
+        momentum: Share of the last step that is added to the next one.  Default 0.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+        <torch._C.Generator object at ...>
+        >>> x = torch.randn(3, 100, 1)
+        >>> clients = [fa.LeastSquares(x[i], 2 * x[i, :, 0]) for i in range(3)]  # y = 2 x
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> result = fa.simulate(fa.FedAvg(), problem, 30, solver=fa.SGD(0.1, batch_size=10))
+        >>> round(result.params.item(), 2)
+        2.0
     """
 
     stacks = True

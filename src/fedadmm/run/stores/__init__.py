@@ -1,4 +1,4 @@
-"""Where client state is kept between rounds."""
+"""Stores of the clients' states between rounds."""
 
 from __future__ import annotations
 

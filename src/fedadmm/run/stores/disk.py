@@ -39,15 +39,25 @@ SPARE_SEGMENTS = 4
 
 
 class DiskStore(SnapshotStore):
-    """Records in segments, with the most recently used ones in memory.
+    """Client states on disk, with the most recently used ones in memory.
 
     Args:
-        directory: the folder of the files; a store opened on an existing one goes on from it.
-        primal_dtype: the precision in which the client's own model is stored, such as
-            torch.bfloat16; duals and all else keep theirs.  It halves the primal's bytes, and
-            the model that a client starts from next time is the rounded one.
-        cache_bytes: how much memory recently used records may take; `cached_bytes` says how much
-            they take.
+        directory: Folder of the files; an existing store in it is continued.
+        primal_dtype: Precision in which local models are stored, such as torch.bfloat16, which
+            halves their size; the client starts from the rounded model.  Duals and other vectors
+            keep their precision.  None for no conversion.
+        cache_bytes: Largest size of recently used records in memory, in bytes.  Default 1 GiB;
+            `cached_bytes` is the current size.
+
+    Example:
+        >>> import tempfile, torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem = fa.Problem(clients, initial=torch.zeros(1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     work = dict(solver=fa.ExactSolver(), store=fa.DiskStore(folder))
+        ...     _ = fa.simulate(fa.FedADMM(rho=1.0), problem, 4, **work)
+        ...     len(fa.DiskStore(folder))
+        3
     """
 
     kind = "disk"

@@ -160,7 +160,17 @@ def stack_records(store: SnapshotStore, clients: Sequence[int]) -> Iterator[dict
 
 
 class MemoryStore(SnapshotStore):
-    """A dictionary of records."""
+    """Client states in memory, the default of `simulate`.
+
+    Example:
+        >>> import torch, fedadmm as fa
+        >>> clients = [fa.Quadratic([[a]], [b]) for a, b in ((1.0, 6.0), (2.0, 6.0), (3.0, 0.0))]
+        >>> problem, store = fa.Problem(clients, initial=torch.zeros(1)), fa.MemoryStore()
+        >>> work = dict(solver=fa.ExactSolver(), store=store, sampler=fa.CyclicSampling(1))
+        >>> _ = fa.simulate(fa.FedADMM(rho=1.0), problem, 2, **work)
+        >>> store.clients()  # those that have participated
+        [0, 1]
+    """
 
     kind = "memory"
     directory = None

@@ -27,29 +27,41 @@ from fedadmm.study.estimator.samples import GroupedSamples, is_gap
 
 
 class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
-    """Classes, learnt from clients that keep their samples.
-
-    After `fit` there are `classes_`, `clients_` (the groups in their order), `history_` (one record
-    for each round), `preparation_` (how columns were made ready), `lr_` (the learning rate) and
-    `module_`, the trained model.
+    """Scikit-learn classifier that is trained by federated clients.
 
     Args:
-        method: the name of a method, or one with its options, such as `fedadmm.FedDyn(eta=10.0)`.
-        model: the name of a model ("logistic", "linear", "mlp", "mlp-30-64-2" …), a module, or a
-            function that makes one; None for logistic and for linear regression.
-        rounds: how many rounds `fit` takes.
-        lr: the learning rate of the clients' steps; "auto" is half of 1/L, with L the largest
-            curvature found around the start, and at most 1.  It is kept as `lr_`.
-        batch_size: the samples of a step; None takes all of a client's.
-        epochs: how often a client goes through its samples in a round.
-        participation: the share of clients that takes part in a round.
-        clients: how many clients the samples are dealt out to when `groups` is not given.
-        preparation: "from-sums" imputes, one-hot encodes text and standardises numbers, from
-            sums and lists that every client tells; "as-is" takes finite numbers as they are.
-        regularizer: a g that is added to the loss, for methods that take one.
-        personal: what clients train for themselves, `fedadmm.Ditto` or `fedadmm.PersonalLayers`.
-        engine: how clients are run, as in `fedadmm.simulate`.
-        random_state: the seed, or where one is drawn from, as in scikit-learn.
+        method: Name of a method, or a method with options, such as `fedadmm.FedDyn(eta=10.0)`.
+        model: Name of a model ("logistic", "linear", "mlp", "mlp-30-64-2" …), a module, or a
+            function that returns one; None for logistic and for linear regression.
+        rounds: Number of rounds of `fit`.  Default 30.
+        lr: Learning rate of the clients; "auto" is half of 1/L, with L the largest curvature near
+            the initial model, and at most 1.
+        batch_size: Samples in a step; None for all of a client's.  Default 32.
+        epochs: Passes over a client's samples in a round.  Default 5.
+        participation: Share of clients that participate in a round.  Default 1.
+        clients: Number of clients that samples are divided among if `groups` is not given.
+            Default 5.
+        preparation: "from-sums" imputes, one-hot encodes text and standardises numbers, from sums
+            and lists that every client reports; "as-is" uses finite numbers without preparation.
+        regularizer: g, for methods that support one; None for none.
+        personal: Personalisation, `fedadmm.Ditto` or `fedadmm.PersonalLayers`; None for none.
+        engine: Runs the clients, as in `fedadmm.simulate`.
+        random_state: Seed, or a generator to draw it from, as in scikit-learn.
+
+    Attributes:
+        classes_: Sorted class labels.
+        clients_: Groups, in the order of the clients.
+        history_: One record per round.
+        preparation_: Preparation of the columns.
+        lr_: Learning rate that was used.
+        module_: The trained model.
+
+    Example:
+        >>> import numpy as np, fedadmm as fa
+        >>> X, y = np.arange(6.0)[:, None], ["low", "low", "low", "high", "high", "high"]
+        >>> model = fa.FederatedClassifier(clients=2, rounds=5).fit(X, y)
+        >>> model.predict([[0.0], [5.0]]).tolist()
+        ['low', 'high']
     """
 
     usual_model = "logistic"
@@ -115,11 +127,18 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
 
 
 class FederatedRegressor(RegressorMixin, Federated):  # type: ignore[misc]
-    """Numbers, learnt from clients that keep their samples.
+    """Scikit-learn regressor that is trained by federated clients.
 
-    Options are those of `FederatedClassifier`; the usual model is linear regression.  Targets are
-    scaled as columns are, so that the losses in `history_` are shares of half their variance.
-    After `fit` there are `clients_`, `history_`, `preparation_`, `lr_` and `module_`, as there.
+    Options and attributes are those of `FederatedClassifier`, except `classes_`; the default model
+    is linear regression.  Targets are standardised as columns are, so that the losses in `history_`
+    are in units of half their variance.
+
+    Example:
+        >>> import numpy as np, fedadmm as fa
+        >>> X = np.arange(6.0)[:, None]
+        >>> model = fa.FederatedRegressor(clients=2, rounds=20).fit(X, 2 * X[:, 0])
+        >>> model.predict([[10.0]]).round(1).tolist()
+        [20.0]
     """
 
     usual_model = "linear"
