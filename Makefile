@@ -29,18 +29,11 @@ demo: $(VENV)/.demo
 	@echo "  $(BIN)/fedadmm algorithms fedadmm           what a method does, keeps and sends"
 	@echo "  $(BIN)/fedadmm run --csv YOURS.csv --target COLUMN --client COLUMN"
 
-# The figures of the README and the docs, from real runs: about a minute.
-FIGURE ?= recommended
+# The figures of the README and the docs: some seconds, from committed results and small programs.
 figure: $(VENV)/.demo
-	rm -rf runs/figure
-	$(BIN)/fedadmm compare $(FIGURE) --out runs/figure --no-report
-	$(BIN)/fedadmm report runs/figure --figures runs/figure/figures
-	cp runs/figure/figures/test_accuracy-bytes.svg docs/learning-curves.svg
 	$(BIN)/python docs/_figures/around_the_global_model.py docs/clients.svg docs/starts.svg
 	PYTHONPATH=tests $(BIN)/python docs/_figures/implementations.py docs/implementations.svg docs/implementations.csv
 	$(BIN)/python -m studies.participation_rate --figure docs/participation-rate.svg digits
-	$(BIN)/python docs/_figures/reproduction.py docs
-	$(BIN)/python docs/_figures/report.py runs/figure/report.html docs/report.png
 
 # What every change must pass: at most ten minutes on two idle cores.
 test: $(STAMP)

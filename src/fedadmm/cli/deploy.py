@@ -305,7 +305,7 @@ def rotate_key(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="A site's folder with its key.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Give a site's node a new key; its state stays (docs: Real federations)."""
+    """Give a site's node a new key; its state stays (docs: Operations)."""
     from fedadmm.flower.deploy.keys import rotate_node_key
 
     made = rotate_node_key(site)
@@ -322,7 +322,7 @@ def identity(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Make a site's identity for masked sums, where it has none (docs: Secure sums).
+    """Make a site's identity for masked sums, where it has none (docs: Secure aggregation).
 
     --peer adds the line that another site's operator has passed on to SITE/peers.json.
     """
@@ -345,7 +345,7 @@ def rotate_certificates(
     ],
     as_json: options.AsJson = False,
 ) -> None:
-    """Make a new authority and certificate in KEYS/next (docs: Real federations)."""
+    """Make a new authority and certificate in KEYS/next (docs: Operations)."""
     from fedadmm.flower.deploy.keys import rotate_certificates as rotate
 
     made = rotate(keys)

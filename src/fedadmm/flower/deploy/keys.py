@@ -1,6 +1,6 @@
 """Certificates for TLS and keys for the nodes: made, and replaced while a deployment goes on.
 
-Private ones are readable by their owner only; docs/deployment.md has the steps of a rotation.
+Private ones are readable by their owner only; docs/operations.md has the steps of a rotation.
 """
 
 from __future__ import annotations

@@ -436,7 +436,7 @@ def load(context):  # this site's rows: a CSV with a header, the label (0 or 1) 
 
 {solver}
 NETWORK = dict(ledger="disk")
-# The server sees only sums of three sites or more (docs: Secure sums):
+# The server sees only sums of three sites or more (docs: Secure aggregation):
 # NETWORK = dict(ledger="none", aggregator=fa.MaskedSum(), pipeline=[fa.Clip(10.0)])
 
 # If sites are often absent, take fa.AlignedADMM instead of fa.FedADMM.
@@ -484,11 +484,11 @@ def write_configured(folder: Path, config: Experiment, deployment: Deployment, r
 
 
 _PLAIN = """\
-# Noise protects each sample (docs: What leaves a client).  Fit it to your sites when the project is
+# Noise protects each sample (docs: Differential privacy).  Fit it to your sites when the project is
 # written: fedadmm deploy init --epsilon 8 --rounds {rounds} --samples 100
 SOLVER = fa.SGD(lr=0.1, batch_size={batch})"""
 _NOISED = """\
-# Noise protects each sample (docs: What leaves a client).  It is fitted: {rounds} rounds cost
+# Noise protects each sample (docs: Differential privacy).  It is fitted: {rounds} rounds cost
 # epsilon {epsilon:g} at most, at delta {delta:g}.
 SOLVER = fa.DPSGD(
     lr=0.1, clip=1.0, multiplier={multiplier}, batch_size={batch}, budget={epsilon:g})"""
