@@ -6,9 +6,9 @@ import inspect
 from itertools import groupby
 from typing import Any
 
-from maths import prose
+from maths import described
 from settings import fields_of
-from sources import docstring
+from sources import example, summary
 
 import fedadmm
 import fedadmm.flower
@@ -90,8 +90,9 @@ def _entry(name: str) -> str:
     parts = [
         f"### {name} {{ #{_address(name)} }}",
         f"```python\n{name}({call})\n```",
-        prose(docstring(value).split("\n\nArgs:")[0]),
+        described(summary(value)),
         fields_of(value),
+        example(value),
         *page,
     ]
     return "\n\n".join(parts)

@@ -7,7 +7,7 @@ import sys
 
 from maths import described, prose
 from settings import fields_of
-from sources import docstring, one_line
+from sources import docstring, example, one_line, summary
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.contracts import AnyAlgorithm, Requirements
@@ -87,10 +87,11 @@ def _page(method: type[AnyAlgorithm]) -> str:
         f"`fedadmm.{method.__name__}` in Python.",
         described(docstring(module)),
         f"## `{method.__name__}`",
-        prose(docstring(method).split("\n\nArgs:")[0]),
+        described(summary(method)),
         fields_of(method),
         _facts(method),
         "## Use",
+        example(method),
         _use(method),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -113,15 +114,5 @@ def _facts(method: type[AnyAlgorithm]) -> str:
 
 
 def _use(method: type[AnyAlgorithm]) -> str:
-    return "\n".join(
-        [
-            "```python",
-            f"fedadmm.{method.__name__}()",
-            "```",
-            "",
-            "```",
-            f"fedadmm run quickstart --algorithm {method.name}"
-            + ("" if not _requirements(method).full_participation else " --set sampler.name=full"),
-            "```",
-        ]
-    )
+    sampler = " --set sampler.name=full" if _requirements(method).full_participation else ""
+    return f"```sh\nfedadmm run quickstart --algorithm {method.name}{sampler}\n```"

@@ -1,6 +1,7 @@
-"""Lets the reader of sources see that `part` and `checked` make a class a dataclass.
+"""Extension of the source reader: fields of components, and examples as code.
 
-Without it the reference shows such a class without its fields.
+The decorators `part` and `checked` make a class a dataclass; without the extension the reference
+shows such a class without its fields.
 """
 
 from __future__ import annotations
@@ -21,3 +22,8 @@ class PartsAsDataclasses(Extension):  # type: ignore[misc]
         if any(value.canonical_path in MAKERS for value in used):
             made = ExprName("dataclasses.dataclass")
             cls.decorators.append(Decorator(made, lineno=cls.lineno, endlineno=cls.lineno))
+
+    def on_instance(self, *, obj: Any, **others: Any) -> None:
+        """Turn a section `Example:` into the section `Examples:`, which the reader knows."""
+        if getattr(obj, "docstring", None) is not None:
+            obj.docstring.value = obj.docstring.value.replace("\n\nExample:\n", "\n\nExamples:\n")

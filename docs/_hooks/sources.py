@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import MISSING, Field
 from functools import cache
 from pathlib import Path
@@ -59,3 +60,15 @@ def docstring(thing: object) -> str:
     text = inspect.getdoc(thing)
     assert text, thing
     return text
+
+
+def summary(thing: object) -> str:
+    """Return a docstring without its sections."""
+    return re.split(r"\n\n(?:Args|Attributes|Example|Raises|Returns):\n", docstring(thing))[0]
+
+
+def example(thing: object) -> str:
+    """Return the example of a docstring as a block of code, or nothing."""
+    text = docstring(thing).partition("\n\nExample:\n")[2]
+    lines = text.split("\n\n")[0]
+    return f"```pycon\n{inspect.cleandoc(lines)}\n```" if lines else ""
