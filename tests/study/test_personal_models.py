@@ -96,7 +96,7 @@ def test_a_gain_is_better_when_it_is_larger() -> None:
     assert metric("test_loss_gain_worst").up
     assert not metric("test_loss_gain_spread").up
     assert not metric("test_loss_own").up
-    title = "Test loss, gain of the own models over the global one, worst client"
+    title = "Test loss, gain of the local models over the global one, worst client"
     assert metric("test_loss_gain_worst").title == title
 
 
@@ -156,7 +156,7 @@ def test_the_report_shows_every_clients_gain(tmp_path: Path) -> None:
     config = write_small(tmp_path / "c.toml", evaluate={"target": "both", "clients": True})
     assert call("run", config, "--out", tmp_path / "out").exit_code == 0
     page = (tmp_path / "out/report.html").read_text()
-    assert "Loss, gain of the own models over the global one of each client" in page
+    assert "Loss, gain of the local models over the global one of each client" in page
 
 
 def test_rows_of_a_site_are_predicted_by_its_own_model() -> None:

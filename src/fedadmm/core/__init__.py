@@ -1,1 +1,1 @@
-"""What all rooms use: roles, parts, objectives, solvers, samplers; it imports no other room."""
+"""Contracts and components: objectives, solvers, samplers, the pipeline; imports no subpackage."""

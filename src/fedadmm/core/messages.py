@@ -1,4 +1,4 @@
-"""What server and clients exchange, what is kept of a client, and the contract of engines."""
+"""Messages between server and clients, client records, and the base class of engines."""
 
 from __future__ import annotations
 
@@ -15,143 +15,145 @@ from fedadmm.core.local_work import SolveInfo
 
 
 class Download(NamedTuple):
-    """What a participant receives: the algorithm's broadcast, the model's buffers, and more."""
+    """Message to a participant: the method's broadcast, the model's buffers, and options."""
 
     broadcast: Any
     buffers: Tensor | None = None
     missed: CatchUp | None = None
     """Virtual steps that returning clients have missed, for methods that align absent clients."""
     pipeline: Tensor | None = None
-    """What the server sides of the update pipeline broadcast, one number each."""
+    """Broadcast of the server sides of the update pipeline, one number each."""
 
 
 class Upload(NamedTuple):
-    """What comes up from a client: the algorithm's message and the model's buffers, if any."""
+    """Update of a client: the method's message and the model's buffers, if any."""
 
     message: Any
     buffers: Tensor | None = None
     statistics: Tensor | None = None
-    """What a postprocessor of the update pipeline reports to its server side."""
+    """Statistics that a postprocessor of the update pipeline reports to its server side."""
     encoded_bytes: int | None = None
     """Bytes of the encoded message; None if the message is sent unencoded."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the client sends."""
+        """Number of bytes that the client sends."""
         if self.encoded_bytes is None:
             return trees.num_bytes(self)
         return self.encoded_bytes + trees.num_bytes((self.buffers, self.statistics))
 
 
 class ClientRecord(NamedTuple):
-    """What is kept for a client between rounds: the algorithm's state and its own buffers."""
+    """State of a client between rounds."""
 
     state: Any
+    """The method's state."""
     buffers: Tensor | None = None
+    """The model's buffers, such as BatchNorm statistics."""
     error_feedback: tuple[Tensor, ...] | None = None
-    """What the upload's stages cut away so far, in the order of the message's vectors."""
+    """Error of the compression so far, in the order of the message's vectors."""
     memory: tuple[Tensor, ...] | None = None
-    """What the client's solver keeps between rounds."""
+    """State of personalisation and solver."""
 
 
 class ClientInfo(NamedTuple):
-    """What is known about one client's round; callbacks read it, algorithms never do."""
+    """Statistics of a client's round for records and callbacks, which methods do not use."""
 
     client: int
     solve: SolveInfo
     weight: float
-    """The weight of the local problem's quadratic term (rho, beta_i, 1/eta)."""
+    """Weight of the quadratic term of the local problem (rho, beta_i, 1/eta)."""
     move: float
     """||w_new - start||."""
     drift: float
-    """||w_new - theta||: the client's part of the primal residual."""
+    """||w_new - theta||, the client's contribution to the primal residual."""
     finite: bool
-    """False when the client produced a NaN or an infinity."""
+    """Whether the client's result is finite."""
     noised: int = 0
-    """All noised steps that the client made in this run, where it counts them itself because
-    replies may get lost; 0 where the loop does."""
+    """Number of noised steps of the client in this run, if the client counts them because updates
+    may be lost; 0 if the training loop counts them."""
 
 
 class PartialSum(NamedTuple):
-    """The replies of several clients, summed where the clients are."""
+    """Sum of the updates of several clients, computed where the clients are run."""
 
     total: Upload
     """sum of a_i * upload_i over these clients."""
     weight: float
     """sum of a_i."""
     bytes_up: int
-    """What the clients themselves sent."""
+    """Number of bytes that these clients sent."""
     infos: Sequence[ClientInfo]
 
 
 class ClientRecords(Protocol):
-    """Gives an engine a client's record, and keeps the new one."""
+    """Access of an engine to client records."""
 
     def get(self, client: int) -> ClientRecord | None:
-        """The last committed record, or None."""
+        """Return the last committed record, or None."""
 
     def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
-        """Keep a record; it replaces the client's last one."""
+        """Replace a client's record."""
 
 
 class ClientStateStore(ClientRecords, Protocol):
-    """Keeps client records; a client that was never committed has none."""
+    """Store of client records; a client that has not participated has none."""
 
     def bind(self, template: ClientRecord, primal: str | None) -> None:
-        """Learn how records look, and which of their tensors is the client's own model."""
+        """Set the structure of records, and the name of the tensor that is the local model."""
 
     def clients(self) -> Sequence[int]:
-        """The ids that have a record, sorted."""
+        """Return the ids that have a record, sorted."""
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """Announce who will be asked for next, while others compute."""
+        """Load the records of the next round's participants in the background."""
 
     def mark(self) -> None:
-        """Remember this point between two rounds; it replaces the last one."""
+        """Mark the current state, between two rounds, for `undo`."""
 
     def undo(self) -> None:
-        """Go back to the marked point."""
+        """Return to the marked state."""
 
 
 class Engine(ABC):
-    """Runs the clients of a round.
+    """Base class of engines, which run the clients of a round.
 
-    An engine may have a clock of its own and work in flight between two server steps: it then says
-    so in `extras`, and goes on from its `snapshot`.
+    An engine can have a clock of its own and work in flight between two server steps, which it
+    reports in `extras` and stores in `snapshot`.
     """
 
     is_asynchronous: bool = False
-    """Whether a step folds the replies that happen to arrive, not those of a whole cohort."""
+    """Whether a server step aggregates updates on arrival instead of those of a cohort."""
 
     @abstractmethod
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo] | PartialSum]:
-        """Each client's upload in the order of `ids`, or sums over some of them.
+        """Yield the update of each client in the order of `ids`, or sums over some of them.
 
-        The order of what is yielded is the same in every run, so that sums are reproducible.
+        The order is the same in every run, so that sums are reproducible.
         """
 
     def broadcasts(self, ids: Sequence[int]) -> int:
-        """How often the last step's download was sent, with or without a reply to it.
+        """Return how many times the download of the last step was sent.
 
-        That is once to each of `ids`, unless the engine leaves some out or sends again.
+        That is once per participant, unless the engine skips some or sends again.
         """
         return len(ids)
 
     def extras(self) -> dict[str, Any]:
-        """What the last step adds to its record."""
+        """Return additional entries for the record of the last step."""
         return {}
 
     def snapshot(self) -> EngineState | None:
-        """The clock and the work in flight, if any; nothing that is done later changes it."""
+        """Return an immutable copy of the clock and the work in flight, or None without any."""
         return None
 
     def restore(self, state: EngineState) -> None:
-        """Go on from a snapshot; an engine without a clock cannot bring in work in flight."""
+        """Continue from a snapshot; an engine without a clock rejects work in flight."""
         if state.downloads:
             raise StateError(
-                f"the run has replies under way to broadcasts of {len(state.downloads)} steps, but "
+                f"the run has updates in flight of {len(state.downloads)} server steps, but "
                 f"{type(self).__name__} has no clock to wait for them with; resume it with the "
                 "engine that it began with"
             )
@@ -159,20 +161,20 @@ class Engine(ABC):
     def each(
         self, piece: Any, shared: Any, numbers: Sequence[int], given: Callable[[int], Any]
     ) -> Iterator[Any] | None:
-        """`piece(job, shared, number, given(number))` of each number, in order.
+        """Yield `piece(job, shared, number, given(number))` of each number, in order.
 
-        None, unless the engine has processes of its own that share the work.
+        Returns None unless the engine has processes of its own that share the work.
         """
         return None
 
-    def close(self) -> None:  # noqa: B027 - most engines hold nothing
-        """Give back processes, files and memory."""
+    def close(self) -> None:  # noqa: B027 - most engines hold no resources
+        """Release processes, files and memory."""
 
 
 class EngineState(NamedTuple):
-    """Work in flight between two server steps, for an engine that has some."""
+    """Clock and work in flight of an engine between two server steps."""
 
     values: dict[str, Any]
     """Plain values that JSON can hold."""
     downloads: dict[int, Download]
-    """The broadcasts that clients still work from, by server step."""
+    """The downloads from which clients are still training, by server step."""

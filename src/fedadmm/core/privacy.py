@@ -1,14 +1,14 @@
-"""What a run with noise spends of its clients' privacy: (epsilon, delta) of what it releases.
+"""Privacy accounting: (epsilon, delta) of the sums that a run with noise releases.
 
-One round releases the sum of clipped uploads with Gaussian noise of `multiplier` times the most
-that one client can change it by: the Gaussian mechanism.  Where every client flips a coin of its
-own (Poisson sampling) a round is amplified by the coin's probability; other samplers earn nothing,
-so that every round counts as if everybody took part.  Rounds add up in Renyi divergence (Mironov,
-CSF 2017; Mironov, Talwar, Zhang, 2019), by `dp-accounting`.
+A round releases the sum of clipped updates with Gaussian noise, whose standard deviation is
+`multiplier` times the largest influence of a client: the Gaussian mechanism.  With Bernoulli
+sampling (Poisson sampling) a round is amplified by the probability of participation; for other
+samplers it is not, and every round counts like one with full participation.  Rounds are composed
+in Renyi divergence (Mironov, CSF 2017; Mironov, Talwar, Zhang, 2019) by `dp-accounting`.
 
-Two federations are neighbours when one has one client more, with all its data: user-level privacy.
-The model, all later rounds and everything that is computed from them are functions of the released
-sums, so that these are all there is to account for.
+Two federations are neighbours if one has an additional client with all its data: client-level
+privacy.  The model, all later rounds and everything computed from them are functions of the
+released sums, so that no other quantity needs to be accounted for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedadmm.core.errors import FedADMMError, ParameterError
 from fedadmm.core.parts import Count, Fraction, Positive, Share, checked_arguments
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 1024)
-"""The orders of Renyi divergences that the best is taken of."""
+"""Orders of the Renyi divergence over which epsilon is minimised."""
 
 
 def _dp_accounting() -> Any:
@@ -39,32 +39,38 @@ def _dp_accounting() -> Any:
 
 @dataclass(frozen=True)
 class Accountant:
-    """Counts epsilon over the rounds of one run."""
+    """Computes the consumed epsilon after the rounds of a run.
+
+    Args:
+        multiplier: Standard deviation of the noise, in units of the largest influence of a client.
+        delta: delta of (epsilon, delta).
+        rate: Probability of participation under Bernoulli sampling; 1 without amplification.
+        starts_with_everyone: Whether an initial round with all clients precedes the others.
+        budget: Largest epsilon; None for no limit.
+    """
 
     multiplier: float
     delta: float
     rate: float = 1.0
-    """The probability of every client's coin; 1 where nothing is amplified."""
     starts_with_everyone: bool = False
-    """Whether a round with all clients came first."""
     budget: float | None = None
 
     def epsilon(self, rounds: int) -> float:
-        """What has been spent after this many rounds."""
+        """Return the consumed epsilon after this number of rounds."""
         count = rounds + self.starts_with_everyone
         if count <= 0:
             return 0.0
         orders, usual, initial = self._divergences
         first = initial if self.starts_with_everyone else 0 * initial
-        spent = usual * rounds + first
-        epsilon, _ = _dp_accounting().rdp.compute_epsilon(orders, spent, self.delta)
+        divergence = usual * rounds + first
+        epsilon, _ = _dp_accounting().rdp.compute_epsilon(orders, divergence, self.delta)
         return float(epsilon)
 
     @cached_property
     def _divergences(self) -> tuple[Any, Any, Any]:
-        """The orders, and the Renyi divergences of a round and of an initial one."""
+        """The orders, and the Renyi divergences of a round and of an initial round."""
         dp = _dp_accounting()
-        # Whole orders where rounds are amplified: fractional ones of small noise do not converge.
+        # Integer orders with amplification: fractional ones do not converge for small noise.
         orders = None if self.rate >= 1 else ORDERS
         events = (self.event, dp.GaussianDpEvent(self.multiplier))
         made = [dp.rdp.RdpAccountant(orders).compose(event) for event in events]
@@ -72,14 +78,14 @@ class Accountant:
 
     @property
     def event(self) -> Any:
-        """One usual round, as dp-accounting names it."""
+        """The event of dp-accounting for one round."""
         dp = _dp_accounting()
         noise = dp.GaussianDpEvent(self.multiplier)
         return noise if self.rate >= 1 else dp.PoissonSampledDpEvent(self.rate, noise)
 
     @cached_property
     def affordable(self) -> int | None:
-        """How many rounds the budget lasts; None without one."""
+        """Number of rounds within the budget; None without a budget."""
         if self.budget is None:
             return None
         high = 1
@@ -92,17 +98,22 @@ class Accountant:
         return low
 
     def check(self) -> None:
-        """Refuse a budget that does not last for one round."""
+        """Raise a ParameterError if one round exceeds the budget."""
         if self.affordable == 0:
             raise ParameterError(
-                f"GaussianNoise: budget is {self.budget:g}, but one round spends epsilon "
-                f"{self.epsilon(1):.4g} at delta {self.delta:g}; use a multiplier above "
-                f"{self.multiplier:g}"
+                f"GaussianNoise.budget: got {self.budget:g}, expected at least "
+                f"{self.epsilon(1):.4g}, the epsilon of one round at delta {self.delta:g}. Use a "
+                f"multiplier above {self.multiplier:g}."
             )
 
 
 def composed_epsilon(counts: Mapping[tuple[float, float], int], delta: float) -> float:
-    """What mechanisms of several kinds spend together: (multiplier, rate) -> how often."""
+    """Return the epsilon of several mechanisms together.
+
+    Args:
+        counts: Maps (multiplier, rate) of a mechanism to its number of uses.
+        delta: delta of (epsilon, delta).
+    """
     made = {kind: count for kind, count in counts.items() if count}
     if not made:
         return 0.0
@@ -118,7 +129,14 @@ def composed_epsilon(counts: Mapping[tuple[float, float], int], delta: float) ->
 
 @checked_arguments
 def multiplier_for(epsilon: Positive, delta: Fraction, rate: Share, rounds: Count) -> float:
-    """The least noise multiplier (to 0.1 %) with which this many rounds spend at most epsilon."""
+    """Return the smallest noise multiplier, to 0.1 %, for a privacy budget.
+
+    Args:
+        epsilon: Largest epsilon after all rounds.
+        delta: delta of (epsilon, delta).
+        rate: Probability of participation under Bernoulli sampling; 1 for other samplers.
+        rounds: Number of rounds.
+    """
     low, high = 0.0, 1.0
     while Accountant(high, delta, rate).epsilon(rounds) > epsilon:
         low, high = high, 2 * high

@@ -1,7 +1,7 @@
-"""Arithmetic on the NamedTuples of tensors that states and messages are made of.
+"""Arithmetic on nested NamedTuples of tensors: states and messages.
 
-A leaf is a tensor, None (a field this method does not send), or a plain Python value that
-travels along unchanged.  Only tensors take part in sums and in byte counts.
+A leaf is a tensor, None (a field that the method does not send), or a plain Python value, which is
+copied unchanged.  Sums and numbers of bytes refer to tensors only.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ Tree = TypeVar("Tree")
 
 
 def map_tensors(function: Callable[[Any], Any], tree: Tree, kind: type = Tensor) -> Tree:
-    """Apply `function` to every tensor of a nested tuple; other leaves stay as they are.
+    """Apply `function` to every tensor of a nested tuple; other leaves are unchanged.
 
-    `kind` is what takes the place of the tensors, where something does.
+    Args:
+        function: function of a leaf.
+        tree: nested tuple.
+        kind: class of the leaves to which the function is applied.
     """
     if isinstance(tree, kind):
         return cast(Tree, function(tree))
@@ -29,7 +32,7 @@ def map_tensors(function: Callable[[Any], Any], tree: Tree, kind: type = Tensor)
 
 
 def tensors(tree: object) -> list[Tensor]:
-    """Every tensor of a nested tuple, in order."""
+    """Return all tensors of a nested tuple, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     found: list[Tensor] = []
@@ -42,7 +45,7 @@ def tensors(tree: object) -> list[Tensor]:
 
 
 def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with its dotted path, for storage by name."""
+    """Yield all tensors with their dotted paths, for storage by name."""
     if isinstance(tree, Tensor):
         yield prefix, tree
     elif isinstance(tree, tuple):

@@ -1,4 +1,4 @@
-"""What every engine needs to know, and one client's round, written once for all of them."""
+"""A client's round, which is the same on every engine, and the job that describes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedadmm.core.stopping import StoppingRule
 
 
 class Job(NamedTuple):
-    """The parts of a run that concern its clients."""
+    """The components of a run that concern its clients."""
 
     algorithm: AnyAlgorithm
     problem: Problem
@@ -35,43 +35,43 @@ class Job(NamedTuple):
     initial: Tensor
     initial_buffers: Tensor | None = None
     pipeline: UpdatePipeline = UpdatePipeline()
-    """What happens to an update before the server update."""
+    """Postprocessing of updates before the server update."""
     aggregator: Aggregator = Sum()
-    """How the server combines the updates."""
+    """Combines the updates at the server."""
     expected: ExpectedCohort | None = None
     """The expected cohort, in place of the actual one, if the server adds noise."""
     deployed: bool = False
-    """Whether noise must come from the machine's entropy, and not from the seed."""
+    """Whether noise must be drawn from the system's entropy instead of the seed."""
 
     @property
     def own_models(self) -> LocalModelReader:
-        """Whatever keeps a model of each client."""
+        """Reader of local and personalised models."""
         return LocalModelReader(self.algorithm, self.local.personal)
 
     @property
     def solver(self) -> LocalSolver | None:
-        """How local problems are solved."""
+        """Solver of the local problems."""
         return self.local.solver
 
     @property
     def stop(self) -> StoppingRule:
-        """When a local solve ends."""
+        """Stopping rule of the local solves."""
         assert self.local.stop is not None
         return self.local.stop
 
 
 def this_round(job: Job, round_index: int) -> Round:
-    """The round as algorithms see it."""
+    """Return index and key of a round."""
     return Round(round_index, derive(job.seed, "broadcast", round_index))
 
 
 def client_key(job: Job, round_index: int, client: int) -> Key:
-    """The key of everything random that one client does in one round."""
+    """Return the random key of a client in a round."""
     return derive(job.seed, "client", round_index, client)
 
 
 def client_record(job: Job, store: ClientRecords, client: int) -> ClientRecord:
-    """The client's record, or the one it starts with."""
+    """Return the client's record, or the initial one."""
     record = store.get(client)
     return first_record(job) if record is None else record
 
@@ -79,7 +79,7 @@ def client_record(job: Job, store: ClientRecords, client: int) -> ClientRecord:
 def caught_up(
     job: Job, client: int, record: ClientRecord | None, download: Download
 ) -> ClientRecord:
-    """The record a client begins its round with: what it keeps, and the steps that it missed."""
+    """Return a client's record at the beginning of a round, after the steps that it missed."""
     if record is None:
         record = first_record(job)
     if download.missed is None:
@@ -88,48 +88,48 @@ def caught_up(
 
 
 def is_first(record: ClientRecord | None, download: Download) -> bool:
-    """Whether a client starts its first round; one that was moved along counts as if it had one."""
+    """Return whether this is a client's first round, without virtual steps before it."""
     return record is None and download.missed is None
 
 
 def aligned(algorithm: AnyAlgorithm) -> AbsentClientAlignment[Any, Any, Any]:
     """Return the method as one that aligns absent clients."""
-    assert isinstance(algorithm, AbsentClientAlignment), "the server sends missed steps to no other"
+    assert isinstance(algorithm, AbsentClientAlignment), "only such a method has missed steps"
     return algorithm
 
 
 def moved_along(job: Job, record: ClientRecord, missed: Tensor) -> ClientRecord:
-    """A record after the virtual steps that its client missed."""
+    """Return a client's record after the virtual steps that it missed."""
     return record._replace(state=aligned(job.algorithm).catch_up(record.state, missed))
 
 
 def first_record(job: Job) -> ClientRecord:
-    """What a client holds before its first round."""
+    """Return a client's record before its first round."""
     state = job.algorithm.init_client(job.initial)
     return ClientRecord(state, job.initial_buffers, memory=job.local.first_memory(job.initial))
 
 
 class LocalModelReader(NamedTuple):
-    """Reads a client's own model from its record."""
+    """Reads a client's local or personalised model from its record."""
 
     algorithm: AnyAlgorithm
     personal: Personalisation | None
 
     def find(self, record: ClientRecord, theta: Tensor) -> Tensor | None:
-        """The own model beside the global one; None where neither method nor work keeps one."""
+        """Return the model, or None if neither the method nor the local work keeps one."""
         if self.personal is None or record.memory is None:
             return local_model(self.algorithm, record.state)
         return self.personal.own_model(record.memory[0], theta)
 
     def get(self, client: int, record: ClientRecord | None, theta: Tensor) -> Tensor:
-        """The own model; refused where none is kept, or none yet."""
+        """Return the model; raise a ParameterError if there is none."""
         if record is None:
-            raise ParameterError(f"client is {client}, but must be a client that has taken part")
+            raise ParameterError(f"client: got {client}, expected one that has participated.")
         own = self.find(record, theta)
         if own is None:
             raise ParameterError(
-                f"client is {client}, but {type(self.algorithm).__name__} keeps no model of each "
-                "client; use a method that does, such as FedADMM, FedDR or FedPD, or Ditto"
+                f"algorithm: got {type(self.algorithm).__name__}, expected a method with local "
+                f"models for the model of client {client}. Use FedADMM, FedDR or FedPD, or Ditto."
             )
         return own
 

@@ -148,7 +148,7 @@ class Evaluation:
                     scores = test(params)
                 _join(record, scores, "the problem's test")
             if self.target == "both":
-                _join(record, _means(weighed), "the clients' own models")
+                _join(record, _means(weighed), "the clients' local models")
         if self.train:
             correct, size = map(sum, zip(*right, strict=True))
             _join(record, {"train_accuracy": correct / size}, "the training data")
@@ -218,14 +218,14 @@ class _Piece(NamedTuple):
 
     def named(self, number: int) -> str:
         """The piece in a sentence about its failure."""
-        whose = "on held-out rows" if number < 0 else f"of client {number}"
+        whose = "on held-out samples" if number < 0 else f"of client {number}"
         return f"the evaluation {whose} failed"
 
 
 def _means(weighed: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
     """Each metric's weighted mean over the clients that report it.
 
-    A client without held-out rows reports none, and must not count as one that got all wrong.
+    A client without held-out samples reports none, and must not count as one that got all wrong.
     """
     totals: dict[str, float] = {}
     weights: dict[str, float] = {}

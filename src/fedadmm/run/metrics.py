@@ -45,43 +45,43 @@ class Target:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics that the end of the run waits for."""
+        """Names of the metrics that must be measured in the round in which the run ends."""
         return (self.metric, *self.also)
 
     def reached(self, value: float | None) -> bool:
-        """Whether a value of the metric meets the target; None, not measured, does not."""
+        """Return whether a value meets the target; None, which is not measured, does not."""
         if value is None or math.isnan(value):
             return False
         return bool(value >= self.value if self.at_least else value <= self.value)
 
 
 class Metric(NamedTuple):
-    """What there is to know about a metric besides its values."""
+    """Title, direction and description of a metric."""
 
     name: str
     title: str
     up: bool
     """Whether more is better."""
     share: bool = False
-    """Whether it lies between 0 and 1 and reads better as a percentage."""
+    """Whether it is between 0 and 1 and printed as a percentage."""
     sentence: str = ""
     known: bool = False
 
 
 _SENTENCES = {
-    "test_accuracy": "The share of held-out rows that the global model classifies rightly.",
-    "objective": "F = f + g, the training loss with the regulariser.",
+    "test_accuracy": "The share of held-out samples that the global model classifies correctly.",
+    "objective": "F = f + g, the training loss with the regularizer.",
     "loss": "f, the weighted mean of the clients' training losses at the global model.",
-    "train_accuracy": "The share of all clients' training rows that are classified rightly.",
-    "test_loss": "The mean loss of the global model on held-out rows.",
+    "train_accuracy": "The share of all clients' training samples that are classified correctly.",
+    "test_loss": "The mean loss of the global model on held-out samples.",
     "gradient_mapping": "Its norm is zero exactly at a stationary point of F.",
     "sparsity": "The share of the global model's parameters that are exactly zero.",
 }
-"""The metrics that our own evaluations measure, the one to compare by first."""
+"""The default metrics; the first that is measured is the one to compare by."""
 _LOWER = re.compile(
     r"loss|objective|gradient|residual|error|bound|seconds|staleness|_spread(?:_|$)"
 )
-"""Quantities whose names match are good when small; all others when large."""
+"""Names of metrics for which less is better; for all others more is better."""
 
 
 _OVER_CLIENTS = {
@@ -91,13 +91,13 @@ _OVER_CLIENTS = {
     "p90": "90th percentile of the clients",
     "spread": "spread over the clients",
 }
-"""What is said about all clients' values of a metric: the ending of the name, and what it means."""
-_OWN = {"own": "own models", "gain": "gain of the own models over the global one"}
-"""The same of a metric of the clients' own models."""
+"""Statistics over the clients: suffix of the metric's name -> title."""
+_OWN = {"own": "local models", "gain": "gain of the local models over the global one"}
+"""Metrics of the local models: suffix of the metric's name -> title."""
 
 
 def statistics_over_clients(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean, worst client, the value that nine in ten clients have or better, deviation."""
+    """Return mean, worst value, 10th percentile from the worst, and standard deviation."""
     found = torch.tensor(values, dtype=torch.float64)
     up = metric(name).up
     return {
@@ -109,7 +109,7 @@ def statistics_over_clients(name: str, values: Sequence[float]) -> dict[str, flo
 
 
 def over_clients(names: Sequence[str]) -> dict[str, list[str]]:
-    """The metrics that were measured client by client, and their statistics among these names."""
+    """Return the metrics that have statistics over the clients, and the names of these."""
     bases = [name.removesuffix("_spread") for name in names if name.endswith("_spread")]
     return {
         base: [own for end in _OVER_CLIENTS if (own := f"{base}_{end}") in names]
@@ -119,7 +119,7 @@ def over_clients(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def metric(name: str) -> Metric:
-    """A metric by its name; what is not known is judged by the words in it."""
+    """Return a metric by its name; an unknown one has the direction that its name suggests."""
     base, endings = name, ""
     for known in (_OVER_CLIENTS, _OWN):
         stem, _, ending = base.rpartition("_")
@@ -137,7 +137,7 @@ def metric(name: str) -> Metric:
 
 
 def primary(names: Sequence[str], target: Target | None) -> str | None:
-    """The one metric to compare by: the target's, else the first of the usual ones, else any."""
+    """Return the metric to compare by: the target's, else the first default one, else any."""
     if target is not None:
         return target.metric
     return next((name for name in (*_SENTENCES, *names) if name in names), None)
@@ -149,16 +149,16 @@ class Best(NamedTuple):
     metric: str
     value: float
     round: int
-    """The round whose output model it is."""
+    """Round of the output model."""
     since: int
-    """How many measurements in a row the metric has not become better."""
+    """Number of evaluations since then."""
     loss: float | None
-    """What decides between equals; None where no loss is measured besides."""
+    """Loss for ties; None if no loss is measured in addition to the metric."""
     model: Iterate
 
 
 _LOSSES = ("test_loss", "loss", "objective")
-"""The first that is measured besides the metric decides between equals."""
+"""Losses for ties: the first that is measured in addition to the metric."""
 
 
 class ModelSelector(NamedTuple):

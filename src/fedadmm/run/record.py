@@ -21,14 +21,14 @@ from fedadmm.run.client import Job
 
 
 class CohortRecord(TypedDict):
-    """Who took part."""
+    """The participants of a round."""
 
     participants: int
     clients: list[int]
 
 
 class WorkRecord(TypedDict):
-    """What the participants did, and how far they and the global model moved."""
+    """Local work of the participants, and the changes of their models and of the global model."""
 
     primal_residual: float
     dual_residual: float
@@ -42,42 +42,42 @@ class WorkRecord(TypedDict):
 
 
 class TrafficRecord(TypedDict):
-    """The bytes that were sent."""
+    """Numbers of bytes sent."""
 
     bytes_up: int
     bytes_down: int
 
 
 class Record(TypedDict):
-    """One round, as JSON can hold it; an initial round with everybody has the number 0."""
+    """Record of one round as JSON values; an initial round with all clients has the number 0."""
 
     round: int
     cohort: CohortRecord
     work: WorkRecord
     traffic: TrafficRecord
     clock: dict[str, Any]
-    """The seconds of training and of each of `PHASES`, and what the engine's clock says."""
+    """Seconds of training and of each of `PHASES`, and the clock of the engine."""
     metrics: dict[str, Any]
-    """What the evaluation measured."""
+    """Results of the evaluation."""
     callbacks: NotRequired[dict[str, Any]]
-    """What callbacks found: certificates, diagnostics."""
+    """Entries of callbacks, such as certificates and diagnostics."""
     network: NotRequired[dict[str, Any]]
-    """What happened on the network, and what the sites measured."""
+    """Events on the network, and measurements of the sites."""
     clients: NotRequired[dict[str, list[float | None]]]
-    """Each client's own value of a metric X as `X_by_client`, where that is measured."""
+    """The values of a metric X of all clients as `X_by_client`, if they are measured."""
     privacy: NotRequired[dict[str, Any]]
-    """What a run with noise has spent of its privacy: epsilon, and the delta it holds for."""
+    """Consumed epsilon, and the delta it refers to."""
 
 
 class Stopwatch:
-    """Where the time of a round goes: every moment counts for exactly one phase."""
+    """Measures the time of the phases of a round; every moment belongs to exactly one phase."""
 
     def __init__(self) -> None:
         self._phase, self._since = OTHER, time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     def switch(self, phase: str) -> str:
-        """Begin a phase; the one that was under way."""
+        """Begin a phase, and return the previous one."""
         now, before = time.perf_counter(), self._phase
         self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
         self._phase, self._since = phase, now
@@ -85,7 +85,7 @@ class Stopwatch:
 
     @contextmanager
     def on(self, phase: str) -> Iterator[None]:
-        """Count a block for a phase."""
+        """Add the time of a block to a phase."""
         before = self.switch(phase)
         try:
             yield
@@ -93,7 +93,7 @@ class Stopwatch:
             self.switch(before)
 
     def around(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose calls count for a phase."""
+        """Return the function with the time of its calls added to a phase."""
 
         def timed(*given: Any) -> Any:
             before = self.switch(phase)
@@ -105,7 +105,7 @@ class Stopwatch:
         return timed
 
     def taken(self) -> dict[str, float]:
-        """The seconds of every phase since this was last asked, for a record's clock."""
+        """Return the seconds of every phase since the last call, for a record's clock."""
         self.switch(self._phase)
         found, self._seconds = self._seconds, {}
         return {f"{phase}_seconds": seconds for phase, seconds in found.items()}
@@ -116,12 +116,12 @@ PHASES = (
     *("sampling", "broadcast", "local", "state", "aggregation"),
     *("evaluation", "callbacks", "checkpoint", OTHER),
 )
-"""What a round's time is spent on.  State is reading and writing the clients' records; fold is the
-sum of the replies and the server's step; callbacks and checkpoint are those of the round before."""
+"""Phases of a round.  "state" is reading and writing the clients' records; "aggregation" is the sum
+of the updates and the server step; "callbacks" and "checkpoint" are those of the round before."""
 
 
 def profile(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The seconds of each phase over these rounds."""
+    """Return the total seconds of each phase over these rounds."""
     rows = [record["clock"] for record in history]
     totals = {phase: sum(row.get(f"{phase}_seconds", 0.0) for row in rows) for phase in PHASES}
     return {phase: seconds for phase, seconds in totals.items() if seconds}
@@ -142,17 +142,24 @@ _LISTS: tuple[tuple[str, str, Any, str], ...] = (
     ("clock", "intervals", list, "lists"),
     ("callbacks", "warnings", str, "texts"),
 )
-"""The entries that are lists, and what they hold."""
+"""Entries that are lists, and their items."""
 _QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 def cohort_record(infos: Sequence[ClientInfo]) -> CohortRecord:
-    """Who took part."""
+    """Return the record of the participants."""
     return {"participants": len(infos), "clients": [info.client for info in infos]}
 
 
 def work_record(infos: Sequence[ClientInfo], job: Job, weight: float, move: float) -> WorkRecord:
-    """What participants of this total weight did, while the global model moved so far."""
+    """Return the record of the participants' work.
+
+    Args:
+        infos: statistics of the participants.
+        job: the components that concern the clients.
+        weight: sum of the participants' weights.
+        move: change of the global model in this round.
+    """
     penalties = torch.tensor([info.weight for info in infos] or [0.0], dtype=torch.float64)
     mean, low, high = float(penalties.mean()), float(penalties.min()), float(penalties.max())
     quartiles = [low] * 3 if low == high else penalties.quantile(_QUARTILES).tolist()

@@ -1,4 +1,4 @@
-"""The choice of an engine, how many threads torch gets, and the engine that runs one by one."""
+"""Options of engines, the number of threads, and the sequential engine."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ with one.
 
 @role("engine")
 class EngineChoice(Part, ABC):
-    """A frozen dataclass of options that starts its engine when a run begins."""
+    """Base class of the options of an engine, which start the engine when a run begins."""
 
     affects_result: ClassVar[bool] = False
-    """Whether the options change the result, not only how fast it is computed."""
+    """Whether the options change the result, and not only its computing time."""
     needs_disk: ClassVar[bool] = False
-    """Whether client state is where the clients are, so that the default store is one on disk."""
+    """Whether client states are stored where the clients run, so that the default is on disk."""
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether replies are folded as they arrive, without rounds."""
+        """Whether updates are aggregated on arrival, without rounds."""
         return False
 
     def uses_one_core(self, threads: int | Literal["auto"]) -> bool:
-        """Whether a run with these threads leaves the other cores free, for others beside it."""
+        """Return whether a run with these threads uses one core, so that runs can be parallel."""
         return False
 
     def expected_delay(self, clients: int) -> int | None:
-        """About how many server steps a reply is late, 0 where none ever is; None with rounds."""
+        """Return the approximate delay of updates in server steps; None with rounds."""
         return None
 
     @abstractmethod
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        """Start the engine, or refuse a job that it cannot run."""
+        """Start the engine, or raise a CompatibilityError for a job that it cannot run."""
 
 
 def chosen_threads(job: Job, threads: Threads) -> int:

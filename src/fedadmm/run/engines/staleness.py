@@ -8,24 +8,24 @@ from typing import Any
 
 
 class Staleness:
-    """How stale replies were so far, and for how long clients were not heard of, in server steps.
+    """Delays of the updates so far and absences of the clients, in server steps.
 
-    A plain value of it makes a snapshot.
+    `values` returns a snapshot of plain values.
     """
 
     def __init__(self, clients: int) -> None:
         self._clients = clients
         self._delays: list[int] = []
-        """Those of the last step."""
+        """Delays in the last step."""
         self._counts: Counter[int] = Counter()
         self._heard: dict[int, int] = {}
-        """The last step of each client, least recent first."""
+        """The last step with an update of each client, least recent first."""
         self._longest = 0
-        """The longest absence that is over."""
+        """The longest absence that has ended."""
         self._step = -1
 
     def note(self, clients: Sequence[int], delays: Sequence[int], step: int) -> None:
-        """Replies of one step; an initial round, whose step is -1, counts for nothing."""
+        """Add the updates of a server step; those of an initial round, -1, are not counted."""
         self._delays = list(delays)
         if step < 0:
             return
@@ -37,11 +37,11 @@ class Staleness:
             self._heard[client] = step
 
     def absence(self, client: int, step: int) -> int:
-        """For how many steps before this one the client was not heard of."""
+        """Return the number of steps before this one without an update of the client."""
         return step - self._heard.get(client, -1) - 1
 
     def extras(self) -> dict[str, Any]:
-        """What the last step adds to its record."""
+        """Return the entries for the record of the last step."""
         delays = self._delays
         return {
             "delays": list(delays),
@@ -52,12 +52,12 @@ class Staleness:
         }
 
     def values(self) -> list[Any]:
-        """Everything as plain values."""
+        """Return the state as plain values."""
         counts, heard = sorted(self._counts.items()), list(self._heard.items())
         return [counts, heard, self._longest, self._step]
 
     def restore(self, values: list[Any]) -> None:
-        """Go on from plain values."""
+        """Restore the state from plain values."""
         counts, heard, self._longest, self._step = values
         self._counts, self._heard = Counter(dict(counts)), dict(heard)
 
@@ -68,7 +68,7 @@ class Staleness:
         return max(self._longest, self._step - oldest)
 
     def _quantiles(self) -> list[int]:
-        """The median, the 90 % quantile and the largest delay of all replies so far."""
+        """Return the median, the 90 % quantile and the largest delay of all updates so far."""
         total, seen = sum(self._counts.values()), 0
         shares = [0.5, 0.9, 1.0]
         found: list[int] = []

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fedadmm.run.engines.virtual_time import VirtualTime
 
 
-Fate = Literal["reply", "lost", "late"]
-"""What becomes of a piece of work: it arrives, or it is lost on the way, or it misses a deadline.
-Which of them is known when it starts, so that lost work need not be computed."""
+Fate = Literal["arrived", "lost", "late"]
+"""Outcome of local training: its update arrives, is lost, or misses a deadline.  It is known at the
+start, so that lost work need not be computed."""
 
 
 class Flight(NamedTuple):
@@ -39,16 +39,16 @@ class Flight(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A piece of work that came to an end, for pictures of who worked when."""
+    """An interval of local training that has ended, for figures."""
 
     client: int
     begin: float
     end: float
-    folded: bool
+    aggregated: bool
 
 
 class Timeline:
-    """The clock, the clients at work, and counters; a plain value of it makes a snapshot."""
+    """The clock, the clients at work, and counters."""
 
     def __init__(
         self, rules: VirtualTime, seconds: Callable[[int, int], float], seed: Key, clients: int
@@ -60,9 +60,9 @@ class Timeline:
         self.clock = 0.0
         self.steps = 0
         self.ended: list[Ended] = []
-        """What ended in the last step."""
+        """Intervals that ended in the last step."""
         self.started = 0
-        """How many pieces of work began in the last step."""
+        """Number of intervals that began in the last step."""
         self.queue: list[Flight] = []
         self._working: set[int] = set()
         self._turns: dict[int, int] = {}
@@ -70,37 +70,37 @@ class Timeline:
         self._worked = 0.0
 
     def advance(self, ids: Iterable[int], step: int) -> list[Flight]:
-        """One server step without rounds: start who is free, then take the replies that come next.
+        """Advance by one server step without rounds, and return the updates to aggregate.
 
-        There are `buffer` of them, fewer when no other client works, and more when the policy is
-        to wait for a client that would become too stale.
+        Free clients start first.  There are `buffer` updates, fewer if no other client is at work,
+        and more if the policy is to wait for a client that would become too stale.
         """
         self._begin()
         for client in self._starters(ids, step):
             limit = None if self._rules.deadline is None else self.clock + self._rules.deadline
             heapq.heappush(self.queue, self._launch(client, step, self.clock, limit))
-        folded: list[Flight] = []
-        while self.queue and (len(folded) < self._rules.buffer or self._overdue(step)):
+        aggregated: list[Flight] = []
+        while self.queue and (len(aggregated) < self._rules.buffer or self._overdue(step)):
             flight = heapq.heappop(self.queue)
             self.clock = flight.end
-            taken = flight.fate == "reply" and not self._too_stale(flight, step)
+            taken = flight.fate == "arrived" and not self._too_stale(flight, step)
             self._end(flight, taken)
             if taken:
-                folded.append(flight)
+                aggregated.append(flight)
         self._pause_if_nothing_ended()
-        return folded
+        return aggregated
 
     def whole_round(self, ids: Sequence[int], step: int, *, sure: bool = False) -> list[Flight]:
-        """One synchronous round: it lasts until its slowest client, or the deadline, is over.
+        """Advance by one synchronous round, until its slowest client or the deadline.
 
-        With a limit on concurrency the clients queue.  `sure` is a round that no client can miss.
+        With a limit on concurrency clients queue.  With `sure` no client can miss the round.
         """
         self._begin()
         rules, opened = self._rules, self.clock
         limit = None if sure or rules.deadline is None else opened + rules.deadline
         asked = [client for client in ids if sure or self._is_there(client, step)]
         free = [opened] * min(rules.concurrency or len(asked), len(asked))
-        folded = []
+        aggregated = []
         for client in asked:
             begin = heapq.heappop(free)
             if limit is not None and begin >= limit:
@@ -108,14 +108,14 @@ class Timeline:
             flight = self._launch(client, step, begin, limit, sure)
             heapq.heappush(free, flight.end)
             self.clock = max(self.clock, flight.end)
-            self._end(flight, flight.fate == "reply")
-            if flight.fate == "reply":
-                folded.append(flight)
+            self._end(flight, flight.fate == "arrived")
+            if flight.fate == "arrived":
+                aggregated.append(flight)
         self._pause_if_nothing_ended()
-        return folded
+        return aggregated
 
     def idle(self) -> float:
-        """The share of all clients' time so far in which they had nothing to do."""
+        """Return the share of the clients' total time in which they were idle."""
         running = sum(self.clock - flight.begin for flight in self.queue)
         total = self._clients * self.clock
         return max(0.0, 1.0 - (self._worked + running) / total) if total else 0.0
@@ -145,7 +145,7 @@ class Timeline:
         self.steps += 1
 
     def _starters(self, ids: Iterable[int], step: int) -> list[int]:
-        """Those invited who are free and there; a draw decides when places are short."""
+        """Return the sampled clients that are free and available, at random beyond the limit."""
         ready = [i for i in ids if i not in self._working and self._is_there(i, step)]
         if self._rules.concurrency is None:
             return ready
@@ -167,10 +167,10 @@ class Timeline:
         turn = self._turns.get(client, 0)
         self._turns[client] = turn + 1
         end = begin + self._seconds(client, turn)
-        fate: Fate = "reply"
+        fate: Fate = "arrived"
         if self._rules.dropout and not sure:
             lost = uniform(derive(self._seed, "virtual-time/lost", client, turn))
-            fate = "lost" if lost < self._rules.dropout else "reply"
+            fate = "lost" if lost < self._rules.dropout else "arrived"
         if limit is not None and end > limit:
             end, fate = limit, "late"
         self._serial += 1
@@ -178,17 +178,17 @@ class Timeline:
         self._working.add(client)
         return Flight(end, self._serial, client, step, begin, fate)
 
-    def _end(self, flight: Flight, folded: bool) -> None:
+    def _end(self, flight: Flight, aggregated: bool) -> None:
         self._working.discard(flight.client)
         self._worked += flight.end - flight.begin
-        self.ended.append(Ended(flight.client, flight.begin, flight.end, folded))
+        self.ended.append(Ended(flight.client, flight.begin, flight.end, aggregated))
 
     def _overdue(self, step: int) -> bool:
-        """Whether somebody at work would be too stale in the next step."""
+        """Return whether a client at work would be too stale in the next step."""
         rules = self._rules
         if rules.policy != "wait" or rules.max_staleness is None:
             return False
-        oldest = min((f.step for f in self.queue if f.fate == "reply"), default=step + 1)
+        oldest = min((f.step for f in self.queue if f.fate == "arrived"), default=step + 1)
         return step - oldest >= rules.max_staleness
 
     def _too_stale(self, flight: Flight, step: int) -> bool:

@@ -1,13 +1,14 @@
-"""An honest clock: clients work for real, and their time is virtual.
+"""Simulation of asynchronous and heterogeneous clients in virtual time.
 
-The same algorithm files run with or without rounds.  In `mode="async"` every arriving reply is
-one server step (Tran-Dinh et al. 2021, Algorithm 2): the clients that are free start from the
-model as it is now, then the clock runs on to the next arrival, which may have been computed from
-an older model.  In `mode="sync"` a round lasts as long as its slowest client.
+Clients train for real, and the time that this takes is simulated.  The same methods run with or
+without rounds.  In `mode="async"` every arriving update is one server step (Tran-Dinh et al. 2021,
+Algorithm 2): free clients start from the current model, then the clock advances to the next
+arrival, which may have been computed from an older model.  In `mode="sync"` a round lasts as long
+as its slowest client.
 
-Who starts: of those the sampler names in a step, the ones that are free, up to `concurrency`.
-A client's record is committed when its reply is folded; work that is lost, late or too stale
-leaves the client as it was, so that the server's mean stays the mean.
+In a step those of the sampled clients start that are free, up to `concurrency`.  A client's record
+is committed when its update is aggregated; lost, late or too stale work does not change the client,
+so that the server's mean remains that of the clients' states.
 """
 
 from __future__ import annotations
@@ -28,30 +29,32 @@ from fedadmm.run.engines.timeline import Duration, Kind, Timeline, read_trace
 
 @part("engine", "virtual-time")
 class VirtualTime(EngineChoice):
-    """The choice of the virtual-time engine.
+    """Run clients in virtual time, asynchronously or in rounds.
 
-    A piece of work takes a compute time and a network time, each from a distribution: constant,
-    uniform up to `ratio` times the fastest, log-normal around the given time, or (compute time
-    only) a file of lines `client,seconds`.
+    Local training takes a compute time and a network time, each from a distribution: constant,
+    uniform from the given time to `ratio` times it, log-normal with the given median, or (compute
+    time only) a file of lines `client,seconds`.
 
     Args:
-        mode: "async" folds replies as they arrive, "sync" waits for everybody in a round.
-        compute: the distribution of compute times.
-        compute_time: virtual seconds of the fastest client; the median for log-normal.
-        ratio: uniform: how much slower than the fastest a client may be.
-        spread: log-normal: the standard deviation of the logarithm.
-        redraw: draw anew for every piece of work, instead of once for every client.
-        trace: trace: the file; a client goes through its lines again and again.
-        network: the distribution of network times, down and up together.
-        network_time: virtual seconds of the fastest connection; the median for log-normal.
-        availability: the probability that a client is there when it is asked to start.
-        dropout: the probability that a reply is lost.
-        concurrency: how many clients work at the same time; None for all.
-        buffer: async: how many replies make a server step.
-        max_staleness: async: the largest delay in server steps, used by `policy`.
-        policy: async: what happens beyond it: "accept" all, "drop" the reply, or "wait" with the
-            step until the client has replied.
-        deadline: virtual seconds after which a client is given up (in "sync": after which a round
+        mode: "async" aggregates updates on arrival, "sync" waits for all participants of a round.
+        compute: Distribution of compute times.
+        compute_time: Compute time of the fastest client in virtual seconds; the median for
+            log-normal.
+        ratio: For uniform: largest time as a multiple of the smallest.
+        spread: For log-normal: standard deviation of the logarithm.
+        redraw: Whether times are drawn for every update, instead of once per client.
+        trace: For trace: the file, whose lines of a client are repeated.
+        network: Distribution of network times, download and upload together.
+        network_time: Network time of the fastest client in virtual seconds; the median for
+            log-normal.
+        availability: Probability that a sampled client is available.
+        dropout: Probability that an update is lost.
+        concurrency: Largest number of clients that train at the same time; None for all.
+        buffer: For async: number of updates in a server step.
+        max_staleness: For async: largest delay in server steps, used by `policy`.
+        policy: For async: updates with a larger delay are accepted ("accept") or dropped ("drop"),
+            or the server step waits for the client before the delay is exceeded ("wait").
+        deadline: Virtual seconds after which a client is cancelled (in "sync": after which a round
             ends); None for never.
     """
 
@@ -137,12 +140,12 @@ class VirtualTimeEngine(Engine):
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
         self._downloads[round_index] = download._replace(missed=None)
         if round_index < 0 or not self._options.is_asynchronous:
-            folded = self._timeline.whole_round(ids, round_index, sure=round_index < 0)
+            aggregated = self._timeline.whole_round(ids, round_index, sure=round_index < 0)
         else:
-            folded = self._timeline.advance(ids, round_index)
-        delays = [round_index - flight.step for flight in folded]
-        self._staleness.note([flight.client for flight in folded], delays, round_index)
-        for flight in folded:
+            aggregated = self._timeline.advance(ids, round_index)
+        delays = [round_index - flight.step for flight in aggregated]
+        self._staleness.note([flight.client for flight in aggregated], delays, round_index)
+        for flight in aggregated:
             client, step = flight.client, flight.step
             # An old model, but the newest state: nothing that it missed is old.
             received = self._downloads[step]._replace(missed=download.missed)
@@ -151,7 +154,7 @@ class VirtualTimeEngine(Engine):
             if done.record is not None:
                 self._store.commit(client, done.record, round_index)
             yield client, done.upload, done.info
-        wanted = {flight.step for flight in self._timeline.queue}  # somebody works from these
+        wanted = {flight.step for flight in self._timeline.queue}  # from which clients are training
         self._downloads = {step: d for step, d in self._downloads.items() if step in wanted}
 
     def broadcasts(self, ids: Sequence[int]) -> int:
@@ -164,9 +167,10 @@ class VirtualTimeEngine(Engine):
             "steps_per_second": line.steps / line.clock if line.clock else 0.0,
             "idle": line.idle(),
             "in_flight": len(line.queue),
-            "dropped": sum(not ended.folded for ended in line.ended),
+            "dropped": sum(not ended.aggregated for ended in line.ended),
             "intervals": [
-                [ended.client, ended.begin, ended.end, int(ended.folded)] for ended in line.ended
+                [ended.client, ended.begin, ended.end, int(ended.aggregated)]
+                for ended in line.ended
             ],
         }
         if self._options.is_asynchronous:
