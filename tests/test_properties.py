@@ -1,4 +1,4 @@
-"""Properties that every algorithm has.  A new algorithm is one more row of ROWS."""
+"""Properties of every algorithm.  A new algorithm is one more row of ROWS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ D = 4
 
 
 class Row(NamedTuple):
-    """A method and how many numbers each participant sends up and receives."""
+    """A method, and how many numbers each participant uploads and downloads."""
 
     algorithm: Any
     up: int
@@ -97,7 +97,7 @@ IN_ROUNDS = [name for name, row in ROWS.items() if not row.algorithm.requirement
 PARTIAL = [name for name in IN_ROUNDS if not ROWS[name].algorithm.requirements.full_participation]
 ROUNDS = 8
 DETERMINISTIC = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(3)}
-"""Local work that does not depend on a client's key, and that every method accepts."""
+"""Deterministic local work that every method accepts."""
 
 
 def cohort(row: Row, size: int = 3) -> Any:
@@ -108,14 +108,14 @@ def cohort(row: Row, size: int = 3) -> Any:
     )
 
 
-def rows_federation(seed: int = 5) -> Federation:
+def least_squares_federation(seed: int = 5) -> Federation:
     """Least squares, so that mini-batches and their order matter."""
     given = federation(seed, weights=WEIGHTS)
-    draws = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     clients = [
         fa.LeastSquares(
-            torch.randn(12 + i, D, generator=draws, dtype=torch.float64),
-            torch.randn(12 + i, generator=draws, dtype=torch.float64),
+            torch.randn(12 + i, D, generator=rng, dtype=torch.float64),
+            torch.randn(12 + i, generator=rng, dtype=torch.float64),
             0.1,
         )
         for i in range(given.clients)
@@ -123,8 +123,8 @@ def rows_federation(seed: int = 5) -> Federation:
     return given._replace(problem=fa.Problem(clients, weights=WEIGHTS))
 
 
-def noisy(row: Row, given: Federation, seed: int, **options: Any) -> fa.Result:
-    """A run with random cohorts, random batches and random amounts of work."""
+def random_run(row: Row, given: Federation, seed: int, **options: Any) -> fa.Result:
+    """Run with random cohorts, random batches and random amounts of local work."""
     settings = {
         "sampler": cohort(row),
         "solver": fa.SGD(0.1, batch_size=4, momentum=0.3),
@@ -147,19 +147,19 @@ def test_titles_are_the_names_of_the_papers_and_a_subclass_has_its_own():
 
 
 def _untimed(record):
-    """A record without what a stopwatch measured."""
+    """Return a record without measured seconds."""
     clock = {name: one for name, one in record["clock"].items() if not name.endswith("seconds")}
     return record | {"clock": clock}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_same_seed_gives_the_same_run(name):
-    given = rows_federation()
+    given = least_squares_federation()
     torch.manual_seed(1)
-    first = noisy(ROWS[name], given, 3)
+    first = random_run(ROWS[name], given, 3)
     torch.manual_seed(2)
     np.random.seed(2)  # noqa: NPY002
-    second = noisy(ROWS[name], given, 3)
+    second = random_run(ROWS[name], given, 3)
     assert all(torch.equal(a, b) for a, b in zip(first.trajectory, second.trajectory, strict=True))
     for a, b in zip(first.history, second.history, strict=True):
         assert _untimed(a) == _untimed(b)
@@ -167,25 +167,25 @@ def test_the_same_seed_gives_the_same_run(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_another_seed_gives_another_run(name):
-    """FedSGD has cohorts to differ in, full methods have batches."""
-    given = rows_federation()
-    first, second = noisy(ROWS[name], given, 3), noisy(ROWS[name], given, 4)
+    """Cohorts differ for FedSGD, batches for methods with full participation."""
+    given = least_squares_federation()
+    first, second = random_run(ROWS[name], given, 3), random_run(ROWS[name], given, 4)
     assert not torch.equal(first.params, second.params)
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_no_global_generator_is_touched(name):
-    given = rows_federation()
+    given = least_squares_federation()
     torch.manual_seed(7)
     np.random.seed(7)  # noqa: NPY002
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    noisy(ROWS[name], given, 3)
+    random_run(ROWS[name], given, 3)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
 
 
 class _Reversed(SequentialEngine):
-    """The same clients, last one first."""
+    """Run the same clients in reversed order."""
 
     def run_clients(self, ids, download, round_index):
         return super().run_clients(list(reversed(ids)), download, round_index)
@@ -193,10 +193,10 @@ class _Reversed(SequentialEngine):
 
 @pytest.mark.parametrize("name", IN_ROUNDS)
 def test_the_order_of_clients_within_a_round_does_not_matter(name):
-    given = rows_federation()
+    given = least_squares_federation()
     forwards, backwards = (
-        noisy(ROWS[name], given, 3),
-        noisy(ROWS[name], given, 3, engine=Chosen(_Reversed)),
+        random_run(ROWS[name], given, 3),
+        random_run(ROWS[name], given, 3, engine=Chosen(_Reversed)),
     )
     np.testing.assert_allclose(
         stacked(forwards.trajectory), stacked(backwards.trajectory), atol=1e-12, rtol=0
@@ -225,7 +225,7 @@ def test_the_names_of_clients_do_not_matter(name):
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_bytes_are_those_of_the_numbers_that_must_travel(name, dtype):
+def test_bytes_are_those_of_the_numbers_in_the_messages(name, dtype):
     row, given = ROWS[name], federation(7)
     result = run(
         row.algorithm,
@@ -236,7 +236,7 @@ def test_the_bytes_are_those_of_the_numbers_that_must_travel(name, dtype):
         **DETERMINISTIC,
     )
     width = torch.finfo(dtype).bits // 8
-    at_work = 0  # without rounds, a broadcast counts when it is handed out
+    at_work = 0  # without rounds, a broadcast counts when it is sent
     if row.algorithm.requirements.initial_round is not None:
         assert (result.history[0]["round"], result.history[0]["cohort"]["participants"]) == (
             0,
@@ -250,7 +250,7 @@ def test_the_bytes_are_those_of_the_numbers_that_must_travel(name, dtype):
         at_work = record["clock"].get("in_flight", 0)
 
 
-def test_a_silent_round_of_fedpd_sends_nothing_up_and_the_next_nothing_down():
+def test_a_round_of_fedpd_without_communication_sends_nothing_up_and_the_next_nothing_down():
     given = federation(7)
     result = run(fa.FedPD(0.9, 0.5), given, 30)
     silent = [record["traffic"]["bytes_up"] == 0 for record in result.history]
@@ -275,7 +275,7 @@ def test_the_initial_vector_fixes_the_precision(name, dtype):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_mutating_what_went_in_or_came_out_moves_nothing_else(name):
+def test_inputs_and_results_share_no_memory(name):
     row, given = ROWS[name], federation(9)
     options = {"sampler": cohort(row), **DETERMINISTIC}
     initial = given.initial
@@ -318,9 +318,9 @@ def test_mutating_what_went_in_or_came_out_moves_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_nothing_is_shared_while_a_run_is_going_on(name):
-    """The caller's vector is destroyed after round 1, when some clients have yet to start from it;
-    and what comes out is not what the callbacks were shown."""
+def test_the_initial_vector_and_reports_are_copied(name):
+    """The caller's vector is overwritten after round 1, when some clients have yet to start from
+    it, and the result is overwritten before the callbacks' reports are read."""
     row, given = ROWS[name], federation(9)
     options = {"sampler": cohort(row, 1), **DETERMINISTIC}
     expected = run(row.algorithm, given, ROUNDS, **options).params
@@ -337,8 +337,8 @@ def test_nothing_is_shared_while_a_run_is_going_on(name):
     assert torch.equal(row.algorithm.global_params(reports[-1].state.server), expected)
 
 
-class _Burning(SequentialEngine):
-    """Hands every client its own copy of the broadcast and destroys it afterwards."""
+class _Overwriting(SequentialEngine):
+    """Give every client its own copy of the broadcast, and overwrite it with NaN afterwards."""
 
     def run_clients(self, ids, download, round_index):
         for client in ids:
@@ -349,25 +349,27 @@ class _Burning(SequentialEngine):
 
 
 @pytest.mark.parametrize("name", IN_ROUNDS)
-def test_client_state_keeps_nothing_of_the_broadcast(name):
+def test_client_state_does_not_refer_to_the_broadcast(name):
     row, given = ROWS[name], federation(9)
     options = {"sampler": cohort(row), **DETERMINISTIC}
     plain = run(row.algorithm, given, ROUNDS, **options)
-    burnt = run(row.algorithm, given, ROUNDS, engine=Chosen(_Burning), **options)
-    assert torch.equal(plain.params, burnt.params)
+    overwritten = run(row.algorithm, given, ROUNDS, engine=Chosen(_Overwriting), **options)
+    assert torch.equal(plain.params, overwritten.params)
     for i in plain.clients:
-        pairs = zip(trees.tensors(plain.clients[i]), trees.tensors(burnt.clients[i]), strict=True)
+        pairs = zip(
+            trees.tensors(plain.clients[i]), trees.tensors(overwritten.clients[i]), strict=True
+        )
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def _result(start: torch.Tensor, seed: int) -> LocalResult:
-    draws = torch.Generator().manual_seed(seed)
-    vectors = [torch.randn(D, generator=draws, dtype=start.dtype) for _ in range(3)]
-    return LocalResult(*vectors, torch.rand(1, generator=draws, dtype=start.dtype))
+    rng = torch.Generator().manual_seed(seed)
+    vectors = [torch.randn(D, generator=rng, dtype=start.dtype) for _ in range(3)]
+    return LocalResult(*vectors, torch.rand(1, generator=rng, dtype=start.dtype))
 
 
 def _states(row: Row) -> tuple[Any, Any, list[Any]]:
-    """Server, broadcast and clients in the middle of a run; some clients never took part."""
+    """Return server, broadcast and clients in the middle of a run; some clients are unseen."""
     given = federation(10)
     sampler = cohort(row)
     if not row.algorithm.requirements.full_participation:
@@ -378,26 +380,26 @@ def _states(row: Row) -> tuple[Any, Any, list[Any]]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_client_functions_on_a_stack_equal_those_of_one_client(name):
-    """Vectors (K, D) and scalars (K, 1) give row by row what (D,) and (1,) give."""
+    """Each row of a result for (K, D) vectors and (K, 1) scalars is that for (D,) and (1,)."""
     row = ROWS[name]
-    _, cast, clients = _states(row)
-    results = [_result(client_start(row, cast, client), i) for i, client in enumerate(clients)]
+    _, broadcast, clients = _states(row)
+    results = [_result(client_start(row, broadcast, client), i) for i, client in enumerate(clients)]
     stack = _stack(clients)
-    problem = row.algorithm.local_problem(cast, stack)
-    state, message = row.algorithm.client_update(cast, stack, _stack(results))
+    problem = row.algorithm.local_problem(broadcast, stack)
+    state, message = row.algorithm.client_update(broadcast, stack, _stack(results))
     for i, client in enumerate(clients):
-        single = row.algorithm.local_problem(cast, client)
+        single = row.algorithm.local_problem(broadcast, client)
         for field in LocalProblem._fields:
             _same_row(getattr(problem, field), getattr(single, field), i, len(clients))
-        one, sent = row.algorithm.client_update(cast, client, results[i])
+        one, sent = row.algorithm.client_update(broadcast, client, results[i])
         for big, small in zip((*state, *message), (*one, *sent), strict=True):
             _same_row(big, small, i, len(clients))
     for leaf, like in zip(trees.tensors(state), trees.tensors(stack), strict=True):
         assert leaf.shape == like.shape  # so that the next round can be stacked, too
 
 
-def client_start(row: Row, cast: Any, client: Any) -> torch.Tensor:
-    return row.algorithm.local_problem(cast, client).start
+def client_start(row: Row, broadcast: Any, client: Any) -> torch.Tensor:
+    return row.algorithm.local_problem(broadcast, client).start
 
 
 def _stack(parts: list[Any]) -> Any:
@@ -420,14 +422,14 @@ def _same_row(stack: Any, single: Any, row: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_no_function_changes_what_it_is_given(name):
+def test_functions_do_not_modify_their_arguments(name):
     row = ROWS[name]
-    server, cast, clients = _states(row)
+    server, broadcast, clients = _states(row)
     result = _result(row.algorithm.global_params(server), 0)
-    inputs = (cast, clients[0], result, server)
+    inputs = (broadcast, clients[0], result, server)
     before = trees.clone(inputs)
-    row.algorithm.local_problem(cast, clients[0])
-    _, message = row.algorithm.client_update(cast, clients[0], result)
+    row.algorithm.local_problem(broadcast, clients[0])
+    _, message = row.algorithm.client_update(broadcast, clients[0], result)
     kept = trees.clone(message)
     received = Cohort(1, 0.2, 5, 0)
     row.algorithm.server_update(server, message, received, fa.regularizers.Zero())
@@ -451,7 +453,7 @@ def test_an_empty_round_changes_nothing(name):
             == record["traffic"]["bytes_down"]
             == 0
         )
-    if "schedule" in name:  # its clock goes on
+    if "schedule" in name:  # empty rounds count in a schedule
         return
     busy = fa.TraceSampling([ids for ids in trace if ids])
     without = run(row.algorithm, given, 3, sampler=busy, **DETERMINISTIC)
@@ -459,7 +461,7 @@ def test_an_empty_round_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", PARTIAL)
-def test_rare_bernoulli_coins_leave_some_rounds_empty(name):
+def test_bernoulli_sampling_with_a_small_probability_leaves_rounds_empty(name):
     row, given = ROWS[name], federation(11)
     sampler = fa.BernoulliSampling(0.1)
     result = run(row.algorithm, given, 30, sampler=sampler, seed=2, **DETERMINISTIC)
@@ -473,7 +475,7 @@ def test_rare_bernoulli_coins_leave_some_rounds_empty(name):
     "name",
     [name for name in PARTIAL if ROWS[name].algorithm.requirements.initial_round is None],
 )
-def test_a_million_clients_cost_what_the_participants_cost(name):
+def test_only_participants_of_a_million_clients_are_built(name):
     built = []
 
     def build(index: int) -> fa.Quadratic:
@@ -543,19 +545,19 @@ TOGETHER: dict[str, list[Any]] = {
     "after": [1, 2, 3],
 }
 Case = dict[str, int]
-"""The place of the option that is chosen, by key."""
+"""Index of the chosen option, by key."""
 
 
 def pairs(case: Case) -> set[tuple[Any, ...]]:
-    """What meets what."""
+    """Return all pairs of options in a case."""
     return {(*one, *other) for one, other in itertools.combinations(case.items(), 2)}
 
 
 def cases(count: int) -> list[Case]:
-    """Of random cases always the one with most pairs that have not met yet."""
-    draws, met, found = random.Random(0), set[tuple[Any, ...]](), list[Case]()
+    """Return cases chosen greedily among random ones for the most new pairs of options."""
+    rng, met, found = random.Random(0), set[tuple[Any, ...]](), list[Case]()
     for _ in range(count):
-        some = [{k: draws.randrange(len(v)) for k, v in TOGETHER.items()} for _ in range(50)]
+        some = [{k: rng.randrange(len(v)) for k, v in TOGETHER.items()} for _ in range(50)]
         found.append(max(some, key=lambda case: len(pairs(case) - met)))
         met |= pairs(found[-1])
     return found
@@ -565,7 +567,7 @@ CASES = cases(40)
 
 
 def drawn(case: Case) -> dict[str, Any]:
-    """The options; noise, and methods that no late reply may reach, ask something of others."""
+    """Return the options, adjusted where noise or a method without stale updates needs it."""
     chosen: dict[str, Any] = {key: TOGETHER[key][place] for key, place in case.items()}
     if chosen["pipeline"] is NOISE:
         chosen |= {"sampler": fa.BernoulliSampling(0.4), "engine": "sequential"}
@@ -580,14 +582,14 @@ def drawn(case: Case) -> dict[str, Any]:
     return chosen | chosen.pop("end") | {"problem": weighted}
 
 
-def test_nearly_all_options_meet():
+def test_the_cases_cover_nearly_all_pairs_of_options():
     sizes = itertools.combinations(map(len, TOGETHER.values()), 2)
     assert len(set().union(*map(pairs, CASES))) > 0.95 * sum(a * b for a, b in sizes)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_options_together_give_the_run_that_each_of_them_promises(number: int, tmp_path: Path):
-    """Taken up to the last bit, on every engine the same, the best model that of its round."""
+def test_options_keep_their_guarantees_together(number: int, tmp_path: Path):
+    """A resumed run is bit-identical, engines agree, and the best model is that of its round."""
     options = drawn(CASES[number])
     how = {key: options.pop(key) for key in ("kind", "every", "after")}
     whole = resumable.run(6, keep_trajectory=True, **options)
@@ -595,10 +597,10 @@ def test_options_together_give_the_run_that_each_of_them_promises(number: int, t
     assert whole.best is not None
     rounds = [record["round"] for record in whole.history]
     index = rounds.index(whole.best.round)
-    best, told = whole.trajectory[index], whole.history[index]["metrics"]
+    best, reported = whole.trajectory[index], whole.history[index]["metrics"]
     assert torch.equal(whole.best.model.params, best)
-    if options["evaluate"].target == "global" and told:
-        assert float(options["problem"].value(best)) == pytest.approx(told["loss"], rel=1e-12)
+    if options["evaluate"].target == "global" and reported:
+        assert float(options["problem"].value(best)) == pytest.approx(reported["loss"], rel=1e-12)
     if rounds[-1] > how["after"]:
         again = resumable.interrupted(tmp_path, rounds=6, **how, **options)()
         done = rounds[-1] - len(again.history)
@@ -607,7 +609,7 @@ def test_options_together_give_the_run_that_each_of_them_promises(number: int, t
         assert again.best[:-1] == whole.best[:-1]
         assert torch.equal(again.best.model.params, best)
     if isinstance(options["engine"], str):
-        stacked_up = resumable.run(6, **options | {"engine": "vectorised"})
-        alone = resumable.run(6, **options | {"engine": "sequential"})
-        assert stacked_up.status == alone.status
-        torch.testing.assert_close(stacked_up.params, alone.params, rtol=0, atol=1e-9)
+        stacked_run = resumable.run(6, **options | {"engine": "vectorised"})
+        sequential = resumable.run(6, **options | {"engine": "sequential"})
+        assert stacked_run.status == sequential.status
+        torch.testing.assert_close(stacked_run.params, sequential.params, rtol=0, atol=1e-9)

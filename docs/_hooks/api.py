@@ -6,9 +6,9 @@ import inspect
 from itertools import groupby
 from typing import Any
 
-from maths import described
+from maths import prose
 from settings import fields_of
-from sources import example, summary
+from sources import example, paragraphs, summary
 
 import fedadmm
 import fedadmm.flower
@@ -73,9 +73,10 @@ def pages() -> dict[str, str]:
 
 
 def _entry(name: str) -> str:
-    """A part from its class as it runs, because its decorator makes it a dataclass; others as read.
+    """Return the entry of a name.
 
-    The class of its role documents the functions of a part.
+    A component is documented from its class at run time, because its decorator makes it a
+    dataclass; its functions are documented by its base class.
     """
     value = getattr(fedadmm, name)
     family = next((own for own, parts in FAMILIES.items() if value in parts.values()), None)
@@ -90,12 +91,18 @@ def _entry(name: str) -> str:
     parts = [
         f"### {name} {{ #{_address(name)} }}",
         f"```python\n{name}({call})\n```",
-        described(summary(value)),
+        _about(value),
         fields_of(value),
         example(value),
         *page,
     ]
     return "\n\n".join(parts)
+
+
+def _about(value: object) -> str:
+    """Return the summary of a component: formulas in sentences, recursions as code."""
+    parts = paragraphs(summary(value), code=True).split("\n\n")
+    return "\n\n".join(part if part.startswith("```") else prose(part) for part in parts)
 
 
 def _address(name: str) -> str:

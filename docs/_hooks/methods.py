@@ -7,7 +7,7 @@ import sys
 
 from maths import described, prose
 from settings import fields_of
-from sources import docstring, example, one_line, summary
+from sources import docstring, example, one_line, paragraphs, summary
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.contracts import AnyAlgorithm, Requirements
@@ -87,7 +87,7 @@ def _page(method: type[AnyAlgorithm]) -> str:
         f"`fedadmm.{method.__name__}` in Python.",
         described(docstring(module)),
         f"## `{method.__name__}`",
-        described(summary(method)),
+        prose(paragraphs(summary(method), code=False)),
         fields_of(method),
         _facts(method),
         "## Use",

@@ -67,6 +67,16 @@ def summary(thing: object) -> str:
     return re.split(r"\n\n(?:Args|Attributes|Example|Raises|Returns):\n", docstring(thing))[0]
 
 
+def paragraphs(text: str, *, code: bool) -> str:
+    """Return a summary whose indented paragraphs are blocks of code, or left out."""
+    parts = [
+        f"```text\n{inspect.cleandoc(part)}\n```" if part.startswith("    ") else part
+        for part in text.split("\n\n")
+        if code or not part.startswith("    ")
+    ]
+    return "\n\n".join(parts)
+
+
 def example(thing: object) -> str:
     """Return the example of a docstring as a block of code, or nothing."""
     text = docstring(thing).partition("\n\nExample:\n")[2]
