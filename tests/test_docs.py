@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +29,8 @@ import fedadmm
 from fedadmm.algorithms import REGISTRY
 from fedadmm.cli import app
 from fedadmm.core.parts import FAMILIES, config_fields
-from fedadmm.study.config import register
+from fedadmm.flower import SitePolicy
+from fedadmm.study.config import register, resolve
 
 pytest.importorskip("mkdocs", reason="the documentation's packages are not installed")
 pytest.importorskip("latex2mathml", reason="the documentation's packages are not installed")
@@ -288,6 +290,22 @@ def test_programs_in_hand_written_pages_run() -> None:
                 exec(compile(block, str(page), "exec"), {})
                 ran += 1
     assert ran > 0
+
+
+def test_configurations_of_pages_are_valid() -> None:
+    """TOML blocks are whole configurations, or sections of one, or a site's policy."""
+    checked = 0
+    for page in (ROOT / "docs").glob("*.md"):
+        for block in re.findall(r"```toml\n(.*?)```", page.read_text("utf-8"), re.S):
+            given = tomllib.loads(block)
+            if page.stem == "site-policy":
+                SitePolicy(**given)
+            else:
+                for study_key in ("methods", "seeds", "search"):
+                    given.pop(study_key, None)
+                resolve({"problem": {"name": "digits"}, **given})
+            checked += 1
+    assert checked > 8
 
 
 def test_tables_are_those_of_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
