@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedadmm as fa
-from fedadmm.core.objectives.batches import num_rows
+from fedadmm.core.objectives.batches import batch_length
 from support.models import perceptron, rows
 from support.rejections import naming
 
@@ -258,7 +258,7 @@ def test_a_loss_that_is_no_number_is_refused():
     ],
 )
 def test_rows_of_a_batch(batch, count):
-    assert num_rows(batch) == count
+    assert batch_length(batch) == count
 
 
 class Stepping(nn.Module):

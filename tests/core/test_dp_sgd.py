@@ -123,13 +123,13 @@ def test_the_noise_has_its_variance_and_batches_their_mean_size():
     still = fa.LeastSquares(torch.zeros(n, d).double(), torch.zeros(n).double())
     start, sizes = torch.zeros(d, dtype=torch.float64), []
     one = fa.DPSGD(1.0, clip=3.0, multiplier=0.7, batch_size=20)
-    seen = still.row_gradients
+    seen = still.sample_gradients
 
     def watched(params: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         sizes.append(len(rows))
         return seen(params, rows)
 
-    object.__setattr__(still, "row_gradients", watched)
+    object.__setattr__(still, "sample_gradients", watched)
     for deployed in (False, True):
         sizes.clear()
         context = SolveContext(deployed=deployed)
@@ -167,7 +167,7 @@ def test_a_row_whose_gradient_is_not_finite_counts_as_zero(name, engine):
             rows: Any = client.inputs if hasattr(client, "inputs") else client.features
             rows[3:5] = value
     first = with_it.clients[0]
-    found = first.row_gradients(1e3 * with_it.start(0), torch.arange(first.num_samples))
+    found = first.sample_gradients(1e3 * with_it.start(0), torch.arange(first.num_samples))
     bad = ~found.isfinite().all(dim=1)
     assert bad.nonzero().flatten().tolist() == [3, 4]
     start, made = 1e3 * with_it.start(0), solver(batch_size=100)  # every row is in the one batch
@@ -179,7 +179,7 @@ def test_a_row_whose_gradient_is_not_finite_counts_as_zero(name, engine):
     # The two rows as zeros have a gradient of their own (a bias, a ridge): take it out by hand.
     step = torch.zeros_like(start)
     for client in without.clients:
-        each = client.row_gradients(start, torch.arange(3, 5))
+        each = client.sample_gradients(start, torch.arange(3, 5))
         shares = (0.5 / each.norm(dim=1, keepdim=True)).clamp(max=1.0)
         step += 0.1 * (shares * each).sum(dim=0) / client.num_samples / len(SIZES)
     torch.testing.assert_close(ends[0].params, ends[1].params + step, rtol=1e-12, atol=1e-9)

@@ -134,7 +134,7 @@ def test_evaluation_in_parts_is_evaluation_at_once(monkeypatch):
     objective = network()
     point = point_of(objective)
     value, gradient = objective.value(point), objective.evaluation_gradient(point).clone()
-    monkeypatch.setattr(model_objective, "EVALUATION_ROWS", 4)
+    monkeypatch.setattr(model_objective, "EVALUATION_SAMPLES", 4)
     torch.testing.assert_close(objective.value(point), value, rtol=0, atol=1e-14)
     torch.testing.assert_close(objective.evaluation_gradient(point), gradient, rtol=0, atol=1e-14)
 

@@ -105,22 +105,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "rows too wide": (
         lambda: objective(np.ones((6, 5))),
-        "ModelObjective: inputs are rows of shape (5,) and type float32, but must be what the "
+        "ModelObjective: inputs are samples of shape (5,) and type float32, but must be what the "
         "module takes (mat1 and mat2 shapes cannot be multiplied",
     ),
     "whole numbers as rows": (
         lambda: objective(np.ones((6, 4), dtype=np.int64)),
-        "ModelObjective: inputs are rows of shape (4,) and type int64, but must be what the module "
-        "takes (",
+        "ModelObjective: inputs are samples of shape (4,) and type int64, but must be what the "
+        "module takes (",
     ),
     "a loss for each row": (
         lambda: objective(loss=lambda z, y: cross_entropy(z, y, reduction="none")),
         "ModelObjective: loss returns shape (2,), but must return one number, the mean over the "
-        "rows",
+        "samples",
     ),
     "a loss that is no tensor": (
         lambda: objective(loss=lambda z, y: 1.0),
-        "ModelObjective: loss returns float, but must return one number, the mean over the rows",
+        "ModelObjective: loss returns float, but must return one number, the mean over the samples",
     ),
 }
 
@@ -151,7 +151,7 @@ AT_ONCE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one number": (
         lambda: objective(1.0, 2),
-        "ModelObjective: no rows, but at least one is needed",
+        "ModelObjective: no samples, but at least one is needed",
     ),
     "a target too few": (
         lambda: objective(targets=LABELS[1:]),

@@ -90,7 +90,7 @@ def test_the_held_out_loss_and_accuracy_are_what_they_say(digits: Problem) -> No
 def test_a_long_held_out_set_is_evaluated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problems.load("digits")
     whole = problem.test(problem.start(0))
-    monkeypatch.setattr("fedadmm.core.objectives.model.EVALUATION_ROWS", 7)
+    monkeypatch.setattr("fedadmm.core.objectives.model.EVALUATION_SAMPLES", 7)
     parts = problem.test(problem.start(0))
     assert parts["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-5)
     assert parts["test_accuracy"] == whole["test_accuracy"]

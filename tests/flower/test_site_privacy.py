@@ -115,12 +115,12 @@ def test_two_runs_at_once_do_not_lose_a_count(tmp_path):
     grid, asked = FakeGrid(settings, tmp_path), []
 
     class Asking(fa.LogisticRegression):
-        def row_gradients(self, params, rows):
+        def sample_gradients(self, params, rows):
             if not asked:
                 asked.append(1)
                 with pytest.raises(Exception, match="is in use by process"):
                     ask(FakeGrid(settings, tmp_path), settings, run="run-1")
-            return super().row_gradients(params, rows)
+            return super().sample_gradients(params, rows)
 
     site = grid._sites[0]
     grid._sites[0] = Asking(site.features, site.targets, ridge=0.05)

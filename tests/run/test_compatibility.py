@@ -228,7 +228,7 @@ def test_one_image_is_enough_for_a_batch_norm_of_channels():
     inputs, targets = torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 0])
     client = fa.ModelObjective(model, nn.functional.cross_entropy, inputs, targets)
     before = client.flat.buffers()
-    assert client.needs_two_rows() is None
+    assert client.needs_two_samples() is None
     assert torch.equal(before, client.flat.buffers())
     problem = fa.Problem([client], initial=client.flat.vector.clone(), buffers="average")
     solver = fa.SGD(0.1, batch_size=2)

@@ -35,7 +35,7 @@ Evaluator = Callable[[Tensor], Metrics]
 
 
 class EvaluatorInParts(ABC):
-    """An evaluator that measures its rows in parts, which processes may share among them."""
+    """An evaluator that measures its samples in parts, which processes may share among them."""
 
     @property
     @abstractmethod
@@ -83,7 +83,7 @@ class Facts(NamedTuple):
 NOTHING_KNOWN = Facts()
 
 _COUNTED = 10_000
-"""At most this many clients are checked for a batch of one row."""
+"""At most this many clients are checked for a batch of one sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,17 +157,17 @@ class Problem(Part):
                 "command line needs a model without them, such as one with GroupNorm"
             )
         first.check()  # of lazy clients only the first
-        if (layer := first.needs_two_rows()) is None:
+        if (layer := first.needs_two_samples()) is None:
             return
         solver = run.local.solver if run.algorithm.requirements.local.local_solve else None
         size = None if solver is None else solver.batch_size
         for number in self.evenly(_COUNTED):
-            rows = self.clients[number].num_samples
-            if (rows if size is None else rows % size or size) == 1:
+            samples = self.clients[number].num_samples
+            if (samples if size is None else samples % size or size) == 1:
                 yield (
-                    f"batch_size is {size} and client {number} has {rows} rows, which leaves a "
-                    f"batch of one row, but {layer} needs at least two to train on; choose another "
-                    "batch_size, or GroupNorm or LayerNorm"
+                    f"batch_size: got {size} for the {samples} samples of client {number}, "
+                    f"expected no batch of one sample, because {layer} needs at least two. Use "
+                    "another batch_size, or GroupNorm or LayerNorm."
                 )
 
     def evenly(self, most: int) -> Iterator[int]:

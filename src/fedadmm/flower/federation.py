@@ -17,7 +17,7 @@ from fedadmm.core.contracts import AnyAlgorithm, Regularizer
 from fedadmm.core.errors import ConfigError, ParameterError, StateError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
-from fedadmm.core.objectives.model import rows_are_mixed
+from fedadmm.core.objectives.model import samples_are_mixed
 from fedadmm.core.parts import Count, Natural, Positive, checked
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.problem import Buffers, Evaluator, LazyClients, Problem
@@ -384,9 +384,9 @@ class Elsewhere(Objective):
             self.flat.to(dtype, device)
         return self
 
-    def row_refusal(self, params: Tensor) -> str | None:
-        mixed = None if self.flat is None else self.flat.mixes_rows
-        return None if mixed is None else rows_are_mixed(mixed)
+    def sample_gradients_unavailable(self, params: Tensor) -> str | None:
+        mixed = None if self.flat is None else self.flat.mixes_samples
+        return None if mixed is None else samples_are_mixed(mixed)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise StateError("the data are at the sites, so the server cannot evaluate them itself")

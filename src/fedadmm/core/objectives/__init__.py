@@ -15,15 +15,15 @@ from fedadmm.core.rng import Key, permutation
 if TYPE_CHECKING:
     from fedadmm.core.objectives.flat import FlatModule
 
-Rows = Any
-"""A mini-batch, as `Objective.mini_batches` yields it and `Objective.gradient` takes it.
+Samples = Any
+"""A mini-batch, as `Objective.mini_batches` yields and `Objective.gradient` accepts it.
 
-Row numbers, unless the objective says otherwise; no code in between looks inside.
+By default a tensor of sample indices; no other code depends on its type.
 """
 
 
 Pull = Callable[[Tensor, int, int], None]
-"""Moves the entries from one index to another by a local problem's own terms, in place."""
+"""Adds the step along the other terms of the local problem to a range of entries, in place."""
 
 
 class Objective(ABC):
@@ -38,49 +38,49 @@ class Objective(ABC):
     """
 
     flat: FlatModule | None = None
-    """The module behind the vector, whose buffers have a policy; None without a module."""
+    """The module whose parameters are the vector; None without a module."""
     descends: ClassVar[bool] = False
     """Whether `descend` makes a step faster than `gradient` and an addition."""
 
     @property
     @abstractmethod
     def num_parameters(self) -> int:
-        """D, the length of the flat vector."""
+        """D, the length of the parameter vector."""
 
     @property
     @abstractmethod
     def num_samples(self) -> int:
-        """The number of rows a mini-batch is drawn from."""
+        """Number of samples from which mini-batches are drawn."""
 
     @abstractmethod
     def value(self, params: Tensor) -> Tensor:
-        """f_i(params) over all the client's data."""
+        """Return f_i(params) over all data of the client."""
 
-    def mini_batches(self, key: Key, epoch: int, batch_size: int) -> Iterator[Rows]:
-        """The mini-batches of one epoch of a solve: all rows, in an order drawn from the key."""
+    def mini_batches(self, key: Key, epoch: int, batch_size: int) -> Iterator[Samples]:
+        """Yield the mini-batches of an epoch: all samples, in a random order."""
         yield from torch.split(permutation(key, epoch, self.num_samples), batch_size)
 
     @abstractmethod
-    def gradient(self, params: Tensor, rows: Rows = None) -> Tensor:
-        """The gradient of f_i over a mini-batch, or over all data.
+    def gradient(self, params: Tensor, samples: Samples = None) -> Tensor:
+        """Return the gradient of f_i over a mini-batch, or over all data.
 
-        The result may be a buffer that the next call overwrites.
+        The result can be a buffer that the next call overwrites.
         """
 
     @abstractmethod
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Objective:
-        """The same objective in another precision or on another device."""
+        """Return the objective in another precision or on another device."""
 
-    def check(self) -> None:  # noqa: B027 - most have nothing to refuse
-        """Refuse data that do not fit the model or the loss, before the first round."""
+    def check(self) -> None:  # noqa: B027 - most have nothing to check
+        """Raise a DataError for data that do not fit the model or the loss, before round 0."""
 
-    def needs_two_rows(self) -> str | None:
-        """The layer that cannot train on a batch of one row; None where every batch will do."""
+    def needs_two_samples(self) -> str | None:
+        """The layer that cannot train on a batch of one sample; None where every batch will do."""
         return None
 
     @property
     def is_random(self) -> bool:
-        """Whether a gradient draws random numbers of its own (dropout)."""
+        """Whether a gradient uses random numbers, for example in dropout."""
         return False
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
@@ -90,33 +90,37 @@ class Objective(ABC):
         """
         return self.gradient(params)
 
-    def descend(self, params: Tensor, rows: Rows, lr: float, pull: Pull | None = None) -> None:
+    def descend(
+        self, params: Tensor, samples: Samples, lr: float, pull: Pull | None = None
+    ) -> None:
         """`pull`, then params -= lr * gradient, in place on the workspace; where `descends`."""
         raise DataError(f"{type(self).__name__}: it has no step of its own, but one is asked for")
 
     def workspace(self, params: Tensor) -> Tensor:
-        """A copy of `params` that a solver may change in place and pass to `gradient`."""
+        """Return a copy of `params` that a solver may modify and pass to `gradient`."""
         return params.clone()
 
     @property
     def has_classes(self) -> bool:
-        """Whether every row has a class that a model gets right or wrong."""
+        """Whether every sample has a class that a model gets right or wrong."""
         return False
 
     def value_and_correct(self, params: Tensor) -> tuple[Tensor, int]:
-        """`value`, and how many rows get their class right, from one pass over the data."""
-        raise DataError(f"{type(self).__name__}: its rows have no classes, but they are asked for")
-
-    def row_refusal(self, params: Tensor) -> str | None:
-        """Why `row_gradients` cannot be had, asked before round 0; None when it can."""
-        return f"the clients' objectives are {type(self).__name__}, which has no gradients of rows"
-
-    def row_gradients(self, params: Tensor, rows: Tensor) -> Tensor:
-        """What `gradient` is over each of these rows alone: a new (rows, D) tensor."""
+        """`value`, and how many samples get their class right, from one pass over the data."""
         raise DataError(
-            f"{type(self).__name__}: {self.row_refusal(params)}, but they are asked for"
+            f"{type(self).__name__}: its samples have no classes, but they are asked for"
         )
 
-    def work(self, rows: int) -> float:
-        """About how many multiplications a gradient over this many rows takes, forwards."""
-        return float(self.num_parameters * rows)
+    def sample_gradients_unavailable(self, params: Tensor) -> str | None:
+        """Return why `sample_gradients` is not available, or None; called before round 0."""
+        return f"the clients' objectives are {type(self).__name__}, without per-sample gradients"
+
+    def sample_gradients(self, params: Tensor, samples: Tensor) -> Tensor:
+        """Return the gradients over single samples as a new tensor of shape (samples, D)."""
+        raise DataError(
+            f"{type(self).__name__}.sample_gradients: {self.sample_gradients_unavailable(params)}."
+        )
+
+    def work(self, samples: int) -> float:
+        """About how many multiplications a gradient over this many samples takes, forwards."""
+        return float(self.num_parameters * samples)

@@ -58,7 +58,7 @@ def lightning_loss(module: Any, batch: Any) -> Tensor:
 
 
 def lightning_metrics(module: Any, batch: Any) -> dict[str, float]:
-    """What `validation_step` logs, for `BatchMetrics`: each value a mean over the batch's rows."""
+    """Metrics that `validation_step` logs, for `BatchMetrics`: means over the batch's samples."""
     with _logs(module) as logged:
         _step(module.validation_step, batch)
     if not logged:

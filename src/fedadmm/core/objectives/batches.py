@@ -28,7 +28,7 @@ Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 BatchLoss = Callable[[nn.Module, Any], Tensor]
 """The mean loss of a module on one batch; `fedadmm.adapters` has those of known libraries."""
 BatchValues = Callable[[nn.Module, Any], Mapping[str, Tensor | float]]
-"""The metrics of a module on one batch, each a mean over its rows."""
+"""The metrics of a module on one batch, each a mean over its samples."""
 
 
 class _Passes:
@@ -145,8 +145,10 @@ class BatchObjective(ModuleObjective):
         means = _means(self.flat, params, self._passes, lambda batch: {"loss": loss(batch)[0]})
         return torch.tensor(means["loss"], dtype=params.dtype, device=params.device)
 
-    def gradient(self, params: Tensor, rows: Sequence[Any] | None = None) -> Tensor:
-        return self._mean_gradient(params, self._passes if rows is None else rows, training=True)
+    def gradient(self, params: Tensor, samples: Sequence[Any] | None = None) -> Tensor:
+        return self._mean_gradient(
+            params, self._passes if samples is None else samples, training=True
+        )
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
         with _aside():
@@ -158,20 +160,20 @@ class BatchObjective(ModuleObjective):
         seen = 0
         for batch in batches:
             with torch.enable_grad():
-                loss, rows = self._loss_on(batch)
+                loss, samples = self._loss_on(batch)
                 found = torch.autograd.grad(loss, self.flat.parameters, materialize_grads=True)
-            seen += rows
+            seen += samples
             for mean, gradient in zip(self.flat.gradient_blocks, found, strict=True):
-                if seen == rows:
+                if seen == samples:
                     mean.copy_(gradient)
                 else:
-                    mean.lerp_(gradient.unsqueeze(0), rows / seen)
+                    mean.lerp_(gradient.unsqueeze(0), samples / seen)
         return self.flat.gradient
 
     def _loss_on(self, batch: Any) -> tuple[Tensor, int]:
-        """The loss on a batch, and the rows that it is the mean of."""
+        """The loss on a batch, and the samples that it is the mean of."""
         batch = _placed(batch, self.flat.vector)
-        rows = num_rows(batch)
+        samples = batch_length(batch)
         try:
             loss = self.loss(self.flat.module, batch)
         except REFUSALS as error:
@@ -183,11 +185,11 @@ class BatchObjective(ModuleObjective):
             given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
             raise DataError(
                 f"BatchObjective: loss returns {given}, but must return one number, the mean over "
-                "the rows"
+                "the samples"
             )
-        return loss.reshape(()), rows
+        return loss.reshape(()), samples
 
-    def _try_a_row(self) -> None:
+    def _try_a_sample(self) -> None:
         with _aside():
             self._loss_on(next(iter(self._passes)))
 
@@ -243,12 +245,12 @@ class BatchMetrics:
         parts: list[Mapping[str, Tensor]] = []
 
         def collect(batch: Any) -> Mapping[str, float]:
-            found, rows = measure(batch), num_rows(batch)
+            found, samples = measure(batch), batch_length(batch)
             for name, value in found.items():
-                if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != rows:
+                if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != samples:
                     raise DataError(
-                        f"BatchMetrics: metrics returns {_kind(value)} as {name!r}, but with "
-                        f"finish must return a tensor with one entry for each of the {rows} rows"
+                        f"BatchMetrics.metrics: got {_kind(value)} as {name!r}, expected a tensor "
+                        f"with one entry for each of the {samples} samples with finish."
                     )
             parts.append({name: torch.as_tensor(value) for name, value in found.items()})
             return dict.fromkeys(found, 0.0)
@@ -264,27 +266,27 @@ def _means(
     passes: _Passes,
     measure: Callable[[Any], Mapping[str, Tensor | float]],
 ) -> dict[str, float]:
-    """Means over all rows of what is measured on batches, in evaluation mode."""
+    """Means over all samples of what is measured on batches, in evaluation mode."""
     flat.load(params)
     flat.train(False)
     totals: dict[str, float] = {}
     seen = 0
     with _aside(), torch.no_grad():
         for batch in passes:
-            rows = num_rows(batch)
-            values = {name: rows * float(value) for name, value in measure(batch).items()}
+            samples = batch_length(batch)
+            values = {name: samples * float(value) for name, value in measure(batch).items()}
             if seen and values.keys() != totals.keys():
                 raise DataError(
                     f"BatchMetrics: metrics returns {', '.join(values) or 'nothing'} for a batch, "
                     f"but must return the same for all, {', '.join(totals) or 'nothing'}"
                 )
             totals = {name: totals.get(name, 0.0) + value for name, value in values.items()}
-            seen += rows
+            seen += samples
     return {name: total / seen for name, total in totals.items()}
 
 
-def num_rows(batch: Any) -> int:
-    """How many rows a batch has: the length of the first tensor or list in it."""
+def batch_length(batch: Any) -> int:
+    """How many samples a batch has: the length of the first tensor or list in it."""
     found = batch
     while isinstance(found, Mapping | tuple | list) and len(found):
         first = next(iter(found.values() if isinstance(found, Mapping) else found))
@@ -295,8 +297,8 @@ def num_rows(batch: Any) -> int:
         found = range(found.shape[0])
     if not isinstance(found, range | tuple | list) or len(found) == 0:
         raise DataError(
-            f"a batch is {_kind(batch)}, but must be rows: a tensor, or a dict, tuple or list of "
-            "tensors or lists"
+            f"batches: got a batch that is {_kind(batch)}, expected a tensor, or a dict, tuple or "
+            "list of tensors or lists."
         )
     return len(found)
 

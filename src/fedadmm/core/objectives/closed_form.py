@@ -77,10 +77,10 @@ class Quadratic(Objective):
     def value(self, params: Tensor) -> Tensor:
         return params @ (self.A @ params) / 2 - self.b @ params + self.constant
 
-    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+    def gradient(self, params: Tensor, samples: Tensor | None = None) -> Tensor:
         return self.A @ params - self.b
 
-    def work(self, rows: int) -> float:
+    def work(self, samples: int) -> float:
         return float(self.A.numel())
 
     def hessian(self) -> Tensor:
@@ -96,8 +96,8 @@ class Quadratic(Objective):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureRows(Objective):
-    """Shared by models of <row, x>: a feature matrix, and a target per row."""
+class FeatureObjective(Objective):
+    """Shared by models of <sample, x>: a feature matrix, and a target per sample."""
 
     features: Tensor
     targets: Tensor
@@ -112,7 +112,7 @@ class FeatureRows(Objective):
                 f"{tuple(self.targets.shape)}, but must be (m, D) and (m,)"
             )
         if self.targets.numel() == 0:
-            raise DataError(f"{name}: no rows, but at least one is needed")
+            raise DataError(f"{name}: no samples, but at least one is needed")
 
     @property
     def num_parameters(self) -> int:
@@ -122,15 +122,15 @@ class FeatureRows(Objective):
     def num_samples(self) -> int:
         return self.features.shape[0]
 
-    def _batch(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        if rows is None:
+    def _batch(self, samples: Tensor | None) -> tuple[Tensor, Tensor]:
+        if samples is None:
             return self.features, self.targets
-        return self.features[rows], self.targets[rows]
+        return self.features[samples], self.targets[samples]
 
 
 @dataclass(frozen=True, eq=False)
-class _Linear(FeatureRows):
-    """Shared by linear models: the ridge term, and gradients of single rows."""
+class _Linear(FeatureObjective):
+    """Shared by linear models: the ridge term, and gradients of single samples."""
 
     ridge: float = 0.0
 
@@ -142,17 +142,17 @@ class _Linear(FeatureRows):
 
     @abstractmethod
     def _errors(self, x: Tensor, y: Tensor, params: Tensor) -> Tensor:
-        """The derivative of every row's loss by <row, params>."""
+        """The derivative of every sample's loss by <sample, params>."""
 
-    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
-        x, y = self._batch(rows)
+    def gradient(self, params: Tensor, samples: Tensor | None = None) -> Tensor:
+        x, y = self._batch(samples)
         return x.T @ self._errors(x, y, params) / y.numel() + self.ridge * params
 
-    def row_refusal(self, params: Tensor) -> None:
+    def sample_gradients_unavailable(self, params: Tensor) -> None:
         """Never."""
 
-    def row_gradients(self, params: Tensor, rows: Tensor) -> Tensor:
-        x, y = self._batch(rows)
+    def sample_gradients(self, params: Tensor, samples: Tensor) -> Tensor:
+        x, y = self._batch(samples)
         return x * self._errors(x, y, params).unsqueeze(-1) + self.ridge * params
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:

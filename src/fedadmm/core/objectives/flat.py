@@ -74,7 +74,7 @@ class FlatModule:
         self.convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._networks: dict[object, Network | None] = {}
         self.fitting: dict[object, tuple[int, object]] = {}
-        """The kinds of rows that the module has taken, and its number of scores for them."""
+        """The kinds of samples that the module has taken, and its number of scores for them."""
         (dtype, device) = kinds.pop()
         self._bind(trainable, dtype, device)
         self._moving = tuple(_moving(module))
@@ -141,8 +141,8 @@ class FlatModule:
         return {s.name: params[s.begin : s.end].view(s.shape) for s in self.slots}
 
     @property
-    def mixes_rows(self) -> str | None:
-        """What lets rows of a batch see each other, or training leave a trace of them, if any."""
+    def mixes_samples(self) -> str | None:
+        """The layer through which samples of a batch affect each other, or None."""
         kinds = nn.modules.batchnorm._BatchNorm
         mixing = {type(part).__name__ for part in self.module.modules() if isinstance(part, kinds)}
         if not mixing and self.buffers() is not None:

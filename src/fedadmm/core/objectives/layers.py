@@ -11,9 +11,9 @@ from torch import Tensor
 Blocks = Sequence[Tensor]
 """One tensor (K, *shape) for every trainable parameter, in the module's order."""
 Weights = Tensor | float
-"""What each row's loss counts: (K, rows), or one number for all rows."""
+"""What each sample's loss counts: (K, samples), or one number for all samples."""
 
-FEW_ROWS, MANY_CHANNELS = 32, 16
+FEW_SAMPLES, MANY_CHANNELS = 32, 16
 """Up to how many images, and from how many channels on, channels are best outermost."""
 
 
@@ -97,7 +97,7 @@ class ReLU(NamedTuple):
 
 
 class Flatten(NamedTuple):
-    """Rows become vectors, in the order of (C, H, W)."""
+    """Samples become vectors, in the order of (C, H, W)."""
 
     def forward(self, blocks: Blocks, inputs: Tensor) -> tuple[Tensor, torch.Size]:
         return inputs.flatten(2), inputs.shape
@@ -152,8 +152,8 @@ class Conv2d(NamedTuple):
 
 def _arranged(tensor: Tensor, images: Tensor) -> Tensor:
     """A tensor in the layout in which these images are convolved fastest."""
-    rows, channels = images.shape[:2]
-    outermost = rows <= FEW_ROWS and channels >= MANY_CHANNELS
+    samples, channels = images.shape[:2]
+    outermost = samples <= FEW_SAMPLES and channels >= MANY_CHANNELS
     return tensor.contiguous() if outermost else channels_last(tensor)
 
 
@@ -181,7 +181,7 @@ class MaxPool2d(NamedTuple):
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Images (rows, C, H, W) with channels innermost, also when C is 1.
+    """Images (samples, C, H, W) with channels innermost, also when C is 1.
 
     For one channel torch takes both layouts for equal and keeps the strides as they are, and the
     convolution then chooses the slow layout for all that follows.
@@ -199,7 +199,7 @@ Head = Callable[[Tensor, Tensor, Weights], Tensor]
 def by_cross_entropy(outputs: Tensor, targets: Tensor, weights: Weights) -> Tensor:
     """Softmax - one-hot.
 
-    For few classes torch.softmax takes 0.1 us a row, because it vectorises over classes only: too
+    With few classes torch.softmax takes 0.1 us a sample, as it vectorises over classes only: too
     much for a stack.
     """
     scale, index = _rowwise(weights), targets.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""The losses of the house: means over the rows they are given; and what a right answer is.
+"""The losses of the house: means over the samples they are given; and what a right answer is.
 
 The losses have names, so that engines can recognise them and use closed-form gradients.  What
 people hand over as data is made tensors here, and refused where module or loss cannot take it.
@@ -34,10 +34,10 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Weighted:
-    """A mean loss over rows that count differently: a target is the row's own, then its weight.
+    """A weighted mean loss: each target is that of the sample, followed by its weight.
 
-    Weights of mean one over a client's rows make a batch's loss an unbiased estimate of the
-    client's weighted mean, and the loss over all its rows that mean itself.
+    Weights of mean one over a client's samples make a batch's loss an unbiased estimate of the
+    client's weighted mean, and the loss over all its samples that mean itself.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -48,12 +48,12 @@ class Weighted:
         """The mean of weight times loss."""
         own, weights = targets.unbind(-1)
         own = own.long() if self.classes else own
-        rows: Tensor = torch.func.vmap(self.loss)(outputs.unsqueeze(1), own.unsqueeze(1))
-        return (weights * rows).mean()
+        samples: Tensor = torch.func.vmap(self.loss)(outputs.unsqueeze(1), own.unsqueeze(1))
+        return (weights * samples).mean()
 
 
 def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How many rows get their class right."""
+    """How many samples get their class right."""
     if outputs.shape[-1] == 1:
         return ((outputs.squeeze(-1) > 0) == (targets > 0)).sum()
     return (outputs.argmax(dim=-1) == targets).sum()
@@ -64,7 +64,7 @@ _SHARES = (binary_cross_entropy, nn.functional.binary_cross_entropy_with_logits)
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
 """What torch, and code on top of it, raises about tensors that do not fit."""
 
-Rows = tuple[Tensor, Tensor]
+Samples = tuple[Tensor, Tensor]
 """Inputs and their targets."""
 
 
@@ -87,14 +87,14 @@ def as_tensor(owner: object, field: str, value: object) -> Tensor:
 
 
 def check_fit(
-    owner: object, run: Callable[[Tensor], Tensor], loss: Callable[..., Tensor], rows: Rows
+    owner: object, run: Callable[[Tensor], Tensor], loss: Callable[..., Tensor], samples: Samples
 ) -> int:
-    """Refuse rows that the module cannot take, or targets that the loss cannot; count the scores.
+    """Reject samples that module or loss cannot process, and return the number of scores.
 
-    A row is tried, and of whole-number targets those with the least and the largest one.
+    A sample is tried, and of whole-number targets those with the least and the largest one.
     """
-    name, (inputs, targets) = type(owner).__name__, rows
-    shown = f"{name}: inputs are rows of {_kind(inputs)}"
+    name, (inputs, targets) = type(owner).__name__, samples
+    shown = f"{name}: inputs are samples of {_kind(inputs)}"
     classes = targets.ndim == 1 and not targets.is_floating_point() and not targets.is_complex()
     ordered = targets.byte() if targets.dtype == torch.bool else targets
     extremes = [int(ordered.argmin()), int(ordered.argmax())] if classes else [0]
@@ -116,7 +116,7 @@ def check_fit(
         given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         given = "a complex number" if given == "shape ()" else given
         raise DataError(
-            f"{name}: loss returns {given}, but must return one number, the mean over the rows"
+            f"{name}: loss returns {given}, but must return one number, the mean over the samples"
         )
     return scores
 
@@ -139,7 +139,7 @@ def _check_range(name: str, targets: Tensor, most: int, why: str) -> None:
 
 
 def _kind(tensor: object) -> str:
-    """The shape and the type of one row."""
+    """The shape and the type of one sample."""
     if not isinstance(tensor, Tensor):
         return f"the kind {type(tensor).__name__}"
     kind = str(tensor.dtype).removeprefix("torch.")

@@ -25,24 +25,24 @@ from fedadmm.core.objectives.losses import (
 )
 from fedadmm.core.objectives.networks import Network
 
-EVALUATION_ROWS = 2048
-"""At most this many rows per forward pass when a loss over all data is wanted."""
-_FEWEST_ROWS, _VALUES = 128, 2**17
+EVALUATION_SAMPLES = 2048
+"""At most this many samples per forward pass when a loss over all data is wanted."""
+_FEWEST_SAMPLES, _VALUES = 128, 2**17
 
 
 def evaluation_parts(inputs: Tensor) -> list[slice]:
-    """The rows in turns; the turns bound memory and time, not the result.
+    """The samples in turns; the turns bound memory and time, not the result.
 
-    Of wide rows it takes fewer: what the layers of a CNN return for 2,048 images is so large that
-    the C library asks the system for fresh pages every time, which takes nearly as long as the CNN.
+    Large samples need fewer: the activations of a CNN for 2,048 images are so large that the C
+    library requests new pages from the system every time, which takes nearly as long as the CNN.
     """
-    wide = max(_FEWEST_ROWS, _VALUES // max(1, inputs[:1].numel()))
-    step = min(EVALUATION_ROWS, wide)
+    wide = max(_FEWEST_SAMPLES, _VALUES // max(1, inputs[:1].numel()))
+    step = min(EVALUATION_SAMPLES, wide)
     return [slice(begin, begin + step) for begin in range(0, len(inputs), step)]
 
 
 def prepared(inputs: Tensor, prepare: Prepare | None, flat: FlatModule) -> Tensor:
-    """Stored rows as a module wants them: in its precision, images in the faster layout."""
+    """Stored samples as a module wants them: in its precision, images in the faster layout."""
     if prepare is not None:
         inputs = prepare(inputs)
     if inputs.is_floating_point():
@@ -52,10 +52,10 @@ def prepared(inputs: Tensor, prepare: Prepare | None, flat: FlatModule) -> Tenso
     return inputs
 
 
-def rows_are_mixed(by: str) -> str:
-    """Why the rows of a model have no gradients of their own."""
+def samples_are_mixed(by: str) -> str:
+    """Why the samples of a model have no gradients of their own."""
     return (
-        f"the model has {by}, through which rows act on each other, but must have none; use "
+        f"the model has {by}, through which samples act on each other, but must have none; use "
         "GroupNorm or LayerNorm"
     )
 
@@ -76,11 +76,11 @@ class ModuleObjective(Objective):
     def workspace(self, params: Tensor) -> Tensor:
         return self.flat.load(params)
 
-    def work(self, rows: int) -> float:
-        """Each layer's parameters times the places that it uses them at, from a pass over one row.
+    def work(self, samples: int) -> float:
+        """Return the multiplications of a forward pass, measured with one sample.
 
-        A weight of a linear layer is used once a row, one of a convolution once a pixel, one of a
-        recurrent layer once a step.  An embedding is looked up, not multiplied with.
+        A weight of a linear layer is used once per sample, one of a convolution once per pixel, one
+        of a recurrent layer once per step.  An embedding has no multiplications.
         """
         places: list[float] = []
 
@@ -101,18 +101,18 @@ class ModuleObjective(Objective):
         try:
             self._switch(training=False)
             with torch.no_grad():
-                self._try_a_row()
+                self._try_a_sample()
         finally:
             for hook in hooks:
                 hook.remove()
-        return sum(places) * rows
+        return sum(places) * samples
 
     def _switch(self, training: bool) -> None:
         self.flat.train(training)
 
     @abstractmethod
-    def _try_a_row(self) -> None:
-        """A forward pass over one row."""
+    def _try_a_sample(self) -> None:
+        """A forward pass over one sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,14 +157,14 @@ class ModelObjective(ModuleObjective):
                 "target an input"
             )
         if targets == 0:
-            raise DataError("ModelObjective: no rows, but at least one is needed")
+            raise DataError("ModelObjective: no samples, but at least one is needed")
         object.__setattr__(self, "flat", FlatModule.of(self.module))
 
     def check(self) -> None:
         inputs, targets = self.inputs, self.targets
         shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
         key = (self.loss, id(self.prepare), *shapes)
-        if key in self.flat.fitting:  # others have tried a row of this kind
+        if key in self.flat.fitting:  # others have tried a sample of this kind
             check_classes(self, self.loss, targets, self.flat.fitting[key][0])
             return
         if inputs.is_floating_point():
@@ -173,7 +173,7 @@ class ModelObjective(ModuleObjective):
         with torch.no_grad():
             run = self.flat.module
             scores = check_fit(
-                self, lambda rows: run(self.prepared(rows)), self.loss, (inputs, targets)
+                self, lambda samples: run(self.prepared(samples)), self.loss, (inputs, targets)
             )
         self.flat.fitting[key] = (scores, self.prepare)
 
@@ -204,7 +204,7 @@ class ModelObjective(ModuleObjective):
         return self._measured(params, count=True)
 
     def _measured(self, params: Tensor, count: bool) -> tuple[Tensor, int]:
-        """The mean loss over all rows, in evaluation mode, and how many classes are right."""
+        """The mean loss over all samples, in evaluation mode, and how many classes are right."""
         self.flat.load(params)
         self._switch(training=False)
         total, correct = torch.zeros((), dtype=params.dtype, device=params.device), 0
@@ -216,29 +216,29 @@ class ModelObjective(ModuleObjective):
             correct += int(count_correct(outputs, targets)) if count else 0
         return total / self.num_samples, correct
 
-    def gradient(self, params: Tensor, rows: Tensor | None = None) -> Tensor:
+    def gradient(self, params: Tensor, samples: Tensor | None = None) -> Tensor:
         self.flat.load(params)
-        self._write_gradient(*self._batch(rows), training=True)
+        self._write_gradient(*self._batch(samples), training=True)
         return self.flat.gradient
 
-    def row_refusal(self, params: Tensor) -> str | None:
-        if self.flat.mixes_rows is not None:
-            return rows_are_mixed(self.flat.mixes_rows)
+    def sample_gradients_unavailable(self, params: Tensor) -> str | None:
+        if self.flat.mixes_samples is not None:
+            return samples_are_mixed(self.flat.mixes_samples)
         try:
-            self.row_gradients(params, torch.arange(1, device=params.device))
+            self.sample_gradients(params, torch.arange(1, device=params.device))
         except Exception as error:  # whatever a user's module does under vmap
             return f"the model does not run under torch.func.vmap ({reason(error)})"
         return None
 
-    def row_gradients(self, params: Tensor, rows: Tensor) -> Tensor:
-        def row_loss(vector: Tensor, row: Tensor, target: Tensor) -> Tensor:
-            views, batch = self.flat.views(vector), (row.unsqueeze(0),)
+    def sample_gradients(self, params: Tensor, samples: Tensor) -> Tensor:
+        def row_loss(vector: Tensor, sample: Tensor, target: Tensor) -> Tensor:
+            views, batch = self.flat.views(vector), (sample.unsqueeze(0),)
             outputs: Any = functional_call(self.flat.module, views, batch)
             return self.loss(outputs, target.unsqueeze(0))
 
         self._switch(training=True)
         each = vmap(grad(row_loss), in_dims=(None, 0, 0), randomness="different")
-        found: Tensor = each(params, *self._batch(rows))
+        found: Tensor = each(params, *self._batch(samples))
         return found
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ class ModelObjective(ModuleObjective):
         return self.flat.gradient
 
     def descend(
-        self, params: Tensor, rows: Tensor | None, lr: float, pull: Pull | None = None
+        self, params: Tensor, samples: Tensor | None, lr: float, pull: Pull | None = None
     ) -> None:
         """`pull`, then params -= lr * gradient, in place on the workspace.
 
@@ -258,7 +258,7 @@ class ModelObjective(ModuleObjective):
         passes over D numbers.
         """
         flat, network = self.flat, self._network()
-        inputs, targets = self._batch(rows)
+        inputs, targets = self._batch(samples)
         if network is None:
             gradients = self._autograd(inputs, targets, training=True)
             if pull is not None:
@@ -307,24 +307,24 @@ class ModelObjective(ModuleObjective):
             loss = self.loss(self.flat.module(inputs), targets)
             return torch.autograd.grad(loss, self.flat.parameters, materialize_grads=True)
 
-    def needs_two_rows(self) -> str | None:
-        if self.flat.mixes_rows is None:
+    def needs_two_samples(self) -> str | None:
+        if self.flat.mixes_samples is None:
             return None
         model = copy.deepcopy(self.flat.module).train()
         try:
             with torch.no_grad():
                 model(self.prepared(self.inputs[:1]))
         except ValueError:
-            return self.flat.mixes_rows
+            return self.flat.mixes_samples
         return None
 
-    def _try_a_row(self) -> None:
+    def _try_a_sample(self) -> None:
         self.flat.module(self.prepared(self.inputs[:1]))
 
-    def _batch(self, rows: Tensor | slice | None) -> tuple[Tensor, Tensor]:
-        if rows is None:
+    def _batch(self, samples: Tensor | slice | None) -> tuple[Tensor, Tensor]:
+        if samples is None:
             return self.prepared(self.inputs), self.targets
-        return self.prepared(self.inputs[rows]), self.targets[rows]
+        return self.prepared(self.inputs[samples]), self.targets[samples]
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelObjective:
         """The same objective in another precision or on another device.
@@ -341,5 +341,5 @@ class ModelObjective(ModuleObjective):
         return replace(self, module=self.flat, inputs=inputs, targets=targets)
 
     def prepared(self, inputs: Tensor) -> Tensor:
-        """Stored rows as the module wants them."""
+        """Stored samples as the module wants them."""
         return prepared(inputs, self.prepare, self.flat)

@@ -2,7 +2,7 @@
 
 `compile_network` understands an `nn.Sequential` of Linear, ReLU, Conv2d, MaxPool2d and Flatten
 with one of the house's losses.  The passes run on K clients together: activations are
-(K, rows, ...), and parameter i of all clients is one contiguous block (K, *shape).  Against
+(K, samples, ...), and parameter i of all clients is one contiguous block (K, *shape).  Against
 autograd this saves the graph, and a gradient that is only wanted for an SGD step is never formed:
 the product that would make it is accumulated straight into the parameters (`Sink`).
 
@@ -45,7 +45,7 @@ class Network(NamedTuple):
     first: int
     """The first layer with parameters: nothing asks for the gradient of its inputs."""
     row_dims: int | None
-    """How many dimensions an input row has; None when rows are flattened first."""
+    """How many dimensions an input sample has; None when samples are flattened first."""
 
     @property
     def stacks(self) -> bool:
@@ -53,7 +53,7 @@ class Network(NamedTuple):
         return not any(isinstance(layer, Conv2d | MaxPool2d) for layer in self.layers)
 
     def accepts(self, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether rows of this shape, with these targets, are what the network was made for."""
+        """Whether samples of this shape, with these targets, are what the network was made for."""
         labels = self.head is not by_cross_entropy or targets.dtype == torch.int64
         shaped = self.row_dims is None or inputs.ndim == self.row_dims + 1
         return shaped and labels and targets.ndim == 1

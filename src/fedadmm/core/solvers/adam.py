@@ -128,9 +128,9 @@ class _AdamStepper(GradientStepper):
         kept = self._solver.moments == "kept"
         return (self._vectors.m, self._vectors.v, self._vectors.made) if kept else None
 
-    def step(self, rows: Tensor | None) -> Tensor:
+    def step(self, samples: Tensor | None) -> Tensor:
         solver, (params, m, v, made, lr, weight, linear, centre) = self._solver, self._vectors
-        gradient = self._objectives.gradient(params, rows)
+        gradient = self._objectives.gradient(params, samples)
         whole = gradient if linear is None or centre is not None else gradient + linear
         made.add_(1)
         m.lerp_(whole, 1 - solver.beta1)

@@ -34,8 +34,8 @@ class _Work(NamedTuple):
     per_epoch: int
     budget: int
 
-    def rows(self, steps: int, batch_size: int | None) -> int:
-        """The rows of this many steps."""
+    def samples(self, steps: int, batch_size: int | None) -> int:
+        """The samples of this many steps."""
         epochs, rest = divmod(steps, self.per_epoch)
         return epochs * self.size + min(rest * (batch_size or 0), self.size)
 
@@ -109,8 +109,8 @@ class Descent:
             steps, sentence = self._steps[place], sentences[self._reached[place]]
             # A mean of no steps is one gradient too.
             asked = self._asked[place] + needs.start_gradient + (needs.mean_gradient and not steps)
-            rows = work.rows(steps, self._batch_size)
-            passes = self._stepper.passes(rows / work.size) + asked
+            samples = work.samples(steps, self._batch_size)
+            passes = self._stepper.passes(samples / work.size) + asked
             epochs, accuracy = steps / work.per_epoch, self._accuracy[place]
             infos.append(SolveInfo(steps, epochs, passes, sentence, accuracy))
         return result._replace(memory=self._memory), infos
@@ -173,20 +173,20 @@ class Descent:
     def _run_epoch(self, epoch: int) -> None:
         """One pass over the data of everybody at work, or what their budgets leave of it."""
         size, objectives = self._batch_size, self._loss.objectives
-        if size is None or (size >= max(objectives.sizes) and not objectives.draws_rows):
+        if size is None or (size >= max(objectives.sizes) and not objectives.draws_samples):
             self._arrange([work.size for work in self._work])
             self._step(len(self._work), None)
         else:
             left = [min(w.per_epoch, w.budget - self._steps[w.place]) for w in self._work]
             left = self._arrange(left)
             keys = [work.key for work in self._work]
-            for clients, rows in self._loss.objectives.batches(keys, epoch, size, left):
-                self._step(clients, rows)
+            for clients, samples in self._loss.objectives.batches(keys, epoch, size, left):
+                self._step(clients, samples)
 
-    def _step(self, clients: int, rows: Any) -> None:
+    def _step(self, clients: int, samples: Any) -> None:
         whole = clients == len(self._work)
         stepper = self._stepper if whole else self._stepper.select(slice(clients))
-        gradient = stepper.step(rows)
+        gradient = stepper.step(samples)
         if self._gradient_sum is not None:
             assert gradient is not None
             (self._gradient_sum if whole else self._gradient_sum[:clients]).add_(gradient)

@@ -67,8 +67,8 @@ class _AcceleratedStepper(Stepper):
     def params(self) -> Tensor:
         return self._params
 
-    def step(self, rows: Tensor | None) -> Tensor:
-        own = self._loss.objectives.gradient(self._ahead, rows).clone()
+    def step(self, samples: Tensor | None) -> Tensor:
+        own = self._loss.objectives.gradient(self._ahead, samples).clone()
         gradient = self._loss.complete(self._ahead, own)
         following = self._ahead - self._lr * gradient
         way = following - self._params
@@ -127,7 +127,7 @@ class _LBFGSStepper(Stepper):
     def params(self) -> Tensor:
         return self._variable.detach()
 
-    def step(self, rows: Tensor | None) -> None:
+    def step(self, samples: Tensor | None) -> None:
         def closure() -> float:
             point = self.params
             self._variable.grad = self._loss.gradient(point)

@@ -18,22 +18,22 @@ from fedadmm.core.rng import Key
 class Objectives(ABC):
     """The f_i that one solve works on: one client's, of vectors (D,), or a stack's, of (K, D)."""
 
-    draws_rows: ClassVar[bool] = False
-    """Whether even a step that could take all rows draws them, as `batches` does."""
+    draws_samples: ClassVar[bool] = False
+    """Whether even a step that could take all samples draws them, as `batches` does."""
     sizes: Sequence[int]
-    """The number of rows of every client."""
+    """The number of samples of every client."""
 
     @abstractmethod
-    def gradient(self, params: Tensor, rows: Any = None) -> Tensor:
+    def gradient(self, params: Tensor, samples: Any = None) -> Tensor:
         """The gradients over a mini-batch of `batches`, or over all data; maybe in a buffer."""
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
         """The gradients over all data, for measuring."""
         return self.gradient(params)
 
-    def probe(self, params: Tensor, rows: Any = None) -> Tensor:
+    def probe(self, params: Tensor, samples: Any = None) -> Tensor:
         """`gradient` where no model will be: it leaves BatchNorm statistics as they are."""
-        return self.gradient(params, rows)
+        return self.gradient(params, samples)
 
     def workspace(self, params: Tensor) -> Tensor:
         """A copy of `params` that a stepper may change in place and take gradients at."""
@@ -49,10 +49,10 @@ class Objectives(ABC):
         """
 
     @abstractmethod
-    def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """The gradients over single rows of each of the first clients: (rows, D), or (k, rows, D).
+    def sample_gradients(self, params: Tensor, samples: Sequence[Tensor]) -> Tensor:
+        """Return per-sample gradients of the first clients: (samples, D), or (k, samples, D).
 
-        Where a client has fewer rows than another, zeros follow.
+        Where a client has fewer samples than another, zeros follow.
         """
 
     def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> Stepper | None:
@@ -73,7 +73,7 @@ class Stepper(ABC):
         """The current iterate, live or as a copy."""
 
     @abstractmethod
-    def step(self, rows: Any) -> Tensor | None:
+    def step(self, samples: Any) -> Tensor | None:
         """Make one step; return the gradient of f_i that it used, if it is needed."""
 
     @property
@@ -189,8 +189,8 @@ class OneObjective(Objectives):
         self.sizes = [objective.num_samples]
         self.value = objective.value
 
-    def gradient(self, params: Tensor, rows: Any = None) -> Tensor:
-        return self._objective.gradient(params, rows)
+    def gradient(self, params: Tensor, samples: Any = None) -> Tensor:
+        return self._objective.gradient(params, samples)
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
         return self._objective.evaluation_gradient(params)
@@ -198,10 +198,10 @@ class OneObjective(Objectives):
     def workspace(self, params: Tensor) -> Tensor:
         return self._objective.workspace(params)
 
-    def probe(self, params: Tensor, rows: Any = None) -> Tensor:
+    def probe(self, params: Tensor, samples: Any = None) -> Tensor:
         flat = self._objective.flat
         buffers = None if flat is None else flat.buffers()
-        gradient = self.gradient(params, rows)
+        gradient = self.gradient(params, samples)
         if flat is not None and buffers is not None:
             flat.load_buffers(buffers)
         return gradient
@@ -210,11 +210,11 @@ class OneObjective(Objectives):
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
     ) -> Iterator[tuple[int, Any]]:
         (key,), (limit,) = keys, limits
-        for rows in islice(self._objective.mini_batches(key, epoch, batch_size), limit):
-            yield 1, rows
+        for samples in islice(self._objective.mini_batches(key, epoch, batch_size), limit):
+            yield 1, samples
 
-    def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        return self._objective.row_gradients(params, rows[0])
+    def sample_gradients(self, params: Tensor, samples: Sequence[Tensor]) -> Tensor:
+        return self._objective.sample_gradients(params, samples[0])
 
     def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> Stepper | None:
         return _OwnStepper(self._objective, loss, float(lr)) if self._objective.descends else None
@@ -236,5 +236,5 @@ class _OwnStepper(Stepper):
     def params(self) -> Tensor:
         return self._params
 
-    def step(self, rows: Tensor | None) -> None:
-        self._objective.descend(self._params, rows, self._lr, self._pull)
+    def step(self, samples: Tensor | None) -> None:
+        self._objective.descend(self._params, samples, self._lr, self._pull)

@@ -65,14 +65,16 @@ class RecordNoise(NamedTuple):
                 f"algorithm: got {method}, expected a method without full gradients for {solver}, "
                 "which adds noise to mini-batch gradients only."
             )
-        if (reason := setup.problem.clients[0].row_refusal(setup.initial)) is not None:
+        if (
+            reason := setup.problem.clients[0].sample_gradients_unavailable(setup.initial)
+        ) is not None:
             yield f"{solver}: {reason}"
         for client, objective in enumerate(setup.problem.clients):
-            if (rows := objective.num_samples) >= 1 / self.delta:
+            if (samples := objective.num_samples) >= 1 / self.delta:
                 raise ParameterError(
                     f"{solver}.delta: got {self.delta:g}, expected less than one over the number "
-                    f"of samples of every client, {1 / rows:.4g} at client {client}. Otherwise the "
-                    "disclosure of a sample would be allowed."
+                    f"of samples of every client, {1 / samples:.4g} at client {client}. Otherwise "
+                    "the disclosure of a sample would be allowed."
                 )
 
 
@@ -148,16 +150,16 @@ class DPSGD(RatedSolver):
 
 
 class _Drawn(NamedTuple):
-    """The rows of a step, and where its noise comes from, of each of the first clients."""
+    """The samples of a step, and where its noise comes from, of each of the first clients."""
 
-    rows: list[Tensor]
-    dice: list[KeyedGenerator]
+    samples: list[Tensor]
+    generators: list[KeyedGenerator]
 
 
 class _NoisedObjectives(Objectives):
-    """Objectives of whose rows nothing is to be had but noised sums of clipped gradients."""
+    """Objectives of whose samples nothing is to be had but noised sums of clipped gradients."""
 
-    draws_rows = True
+    draws_samples = True
 
     def __init__(self, objectives: Objectives, solver: DPSGD, deployed: bool) -> None:
         self._objectives = objectives
@@ -169,39 +171,40 @@ class _NoisedObjectives(Objectives):
     def batches(
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
     ) -> Iterator[tuple[int, _Drawn]]:
-        # Every row with the same probability, whatever the other rows do.
+        # Every sample with the same probability, whatever the other samples do.
         for step in range(limits[0]):
             count = sum(limit > step for limit in limits)
-            dice = [
+            generators = [
                 KeyedGenerator(None if self._deployed else derive(key, "noised step", epoch, step))
                 for key in keys[:count]
             ]
-            columns = zip(dice, self.sizes, self._per_epoch, strict=False)
-            rows = [
+            columns = zip(generators, self.sizes, self._per_epoch, strict=False)
+            samples = [  # the purpose "rows" determines the random numbers: do not rename it
                 (one.uniform(size, "rows") * steps < 1).nonzero().flatten()
                 for one, size, steps in columns
             ]
-            yield count, _Drawn(rows, dice)
+            yield count, _Drawn(samples, generators)
 
-    def gradient(self, params: Tensor, rows: Any = None) -> Tensor:
-        total = self._clipped_sum(params, rows.rows)
+    def gradient(self, params: Tensor, samples: Any = None) -> Tensor:
+        drawn: _Drawn = samples
+        total = self._clipped_sum(params, drawn.samples)
         like = params.new_empty(params.shape[-1])
-        noise = torch.stack([one.normal(like, "noise") for one in rows.dice]).view_as(total)
+        noise = torch.stack([one.normal(like, "noise") for one in drawn.generators]).view_as(total)
         total.add_(noise, alpha=self._solver.multiplier * self._solver.clip)
-        columns = zip(rows.rows, self.sizes, self._per_epoch, strict=False)
+        columns = zip(drawn.samples, self.sizes, self._per_epoch, strict=False)
         expected = params.new_tensor([size / steps for _, size, steps in columns])
         return total.div_(expected.view(*params.shape[:-1], 1))
 
-    def _clipped_sum(self, params: Tensor, rows: list[Tensor]) -> Tensor:
-        """The sum of clipped gradients, over this many rows at a time that memory holds them."""
+    def _clipped_sum(self, params: Tensor, samples: list[Tensor]) -> Tensor:
+        """The sum of clipped gradients, over this many samples at a time that memory holds them."""
         total = torch.zeros_like(params, memory_format=torch.contiguous_format)
-        width = max(map(len, rows))
+        width = max(map(len, samples))
         turn = max(1, NUMBERS // params.numel())
         for begin in range(0, width, turn):
-            some = [one[begin : begin + turn] for one in rows]
-            gradients = self._objectives.row_gradients(params, some)
+            some = [one[begin : begin + turn] for one in samples]
+            gradients = self._objectives.sample_gradients(params, some)
             lengths = norm(gradients)
-            finite = lengths.isfinite()  # a row that overflows must not show in the result
+            finite = lengths.isfinite()  # a sample that overflows must not show in the result
             shares = (self._solver.clip / lengths).clamp(max=1.0).where(finite, 0.0)
             total.add_((shares.mT @ gradients.where(finite, 0.0)).squeeze(-2))
         return total
@@ -212,8 +215,8 @@ class _NoisedObjectives(Objectives):
     def workspace(self, params: Tensor) -> Tensor:
         return self._objectives.workspace(params)
 
-    def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        return self._objectives.row_gradients(params, rows)
+    def sample_gradients(self, params: Tensor, samples: Sequence[Tensor]) -> Tensor:
+        return self._objectives.sample_gradients(params, samples)
 
     def select(self, clients: Sequence[int]) -> _NoisedObjectives:
         return _NoisedObjectives(self._objectives.select(clients), self._solver, self._deployed)

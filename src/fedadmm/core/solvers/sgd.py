@@ -68,9 +68,9 @@ class SGDStepper(GradientStepper):
         params: Tensor = self._vectors.params
         return params
 
-    def step(self, rows: Any) -> Tensor:
+    def step(self, samples: Any) -> Tensor:
         params, lr, terms, velocity = self._vectors
-        gradient = self._objectives.gradient(params, rows)
+        gradient = self._objectives.gradient(params, samples)
         if velocity is None:
             if terms is not None:
                 terms.pull(params, 0, params.shape[-1])
@@ -106,8 +106,8 @@ class ProximalStepper(Stepper):
     def params(self) -> Tensor:
         return self._inner.params
 
-    def step(self, rows: Any) -> Tensor:
-        gradient = self._inner.step(rows)
+    def step(self, samples: Any) -> Tensor:
+        gradient = self._inner.step(samples)
         self.params.copy_(_prox(self._regularizer, self.params, self._lr))
         return gradient
 
@@ -154,10 +154,10 @@ class DualAveragingStepper(GradientStepper):
         z: Tensor = self._vectors.z
         return z
 
-    def step(self, rows: Any) -> Tensor:
+    def step(self, samples: Any) -> Tensor:
         z, model, lr, velocity, reach, pace = self._vectors
         model.copy_(_prox(self._regularizer, z, reach))
-        gradient = self._objectives.gradient(model, rows)
+        gradient = self._objectives.gradient(model, samples)
         _add(velocity.mul_(self._momentum), gradient, lr)
         z.sub_(velocity)
         reach.add_(pace.mul_(self._momentum).add_(lr))
@@ -170,8 +170,8 @@ def _prox(regularizer: Regularizer, params: Tensor, step: Tensor | float) -> Ten
         number = float(step)
         return regularizer.prox(params, number) if number else params
     steps = [step] * len(params) if not isinstance(step, Tensor) else step.reshape(-1).tolist()
-    rows = zip(params, steps, strict=True)
-    return torch.stack([_prox(regularizer, row, number) for row, number in rows])
+    samples = zip(params, steps, strict=True)
+    return torch.stack([_prox(regularizer, sample, number) for sample, number in samples])
 
 
 class IterativeSolver(LocalSolver):

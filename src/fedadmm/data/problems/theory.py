@@ -27,7 +27,7 @@ from torch import Tensor
 from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import DataError
 from fedadmm.core.objectives import Objective
-from fedadmm.core.objectives.closed_form import FeatureRows, Quadratic
+from fedadmm.core.objectives.closed_form import FeatureObjective, Quadratic
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, checked, part
 from fedadmm.core.problem import Facts, LazyClients, Problem
 from fedadmm.core.regularizers import Zero
@@ -131,7 +131,7 @@ class CosineQuadratic(_Separable):
 
 
 @dataclass(frozen=True, eq=False)
-class RobustRegression(FeatureRows):
+class RobustRegression(FeatureObjective):
     """f(x) = mean over rows of rho(<row, x> - target), with the bounded rho of Geman and McClure.
 
     rho(r) = r^2 / (2 (1 + r^2)) has rho'' = (1 - 3 r^2) / (1 + r^2)^3, which lies in [-1/4, 1].

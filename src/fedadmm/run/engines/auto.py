@@ -8,7 +8,7 @@ import multiprocessing
 from fedadmm.core.messages import ClientRecords, Engine
 from fedadmm.core.parts import Count, is_external, name_of, part
 from fedadmm.run.client import Job
-from fedadmm.run.engines.choice import EngineChoice, Sequential, rows_of_a_step
+from fedadmm.run.engines.choice import EngineChoice, Sequential, samples_per_step
 from fedadmm.run.engines.vectorised import Vectorised, refusal
 from fedadmm.run.engines.workers import Workers, usable_cores
 
@@ -45,15 +45,15 @@ class Auto(EngineChoice):
     def chosen(self, job: Job) -> EngineChoice:
         """The engine of a job; whether it stacks does not depend on the machine."""
         client = job.problem.clients[0]
-        rows = rows_of_a_step(job)
-        work = client.work(rows)
+        samples = samples_per_step(job)
+        work = client.work(samples)
         small = work <= STACKED_WORK and job.initial.numel() <= STACKED_PARAMETERS
         stacks = small and job.problem.num_clients >= FEWEST_STACKED and not _has_external(job)
         if stacks and refusal(job) is None:
             return Vectorised()
         steps = 1
         if job.algorithm.requirements.local.local_solve:
-            steps = job.stop.largest_budget(-(-client.num_samples // rows), 0)
+            steps = job.stop.largest_budget(-(-client.num_samples // samples), 0)
         cores = self.workers or usable_cores()
         fork = "fork" in multiprocessing.get_all_start_methods()
         if steps * (work + STEP_OVERHEAD) < WORKERS_WORK or cores == 1 or not fork:

@@ -68,16 +68,16 @@ def chosen_threads(job: Job, threads: Threads) -> int:
     given = torch.get_num_threads()
     if given == 1:
         return 1
-    work = job.problem.clients[0].work(rows_of_a_step(job))
+    work = job.problem.clients[0].work(samples_per_step(job))
     return given if work >= WORTH_SPLITTING else 1
 
 
-def rows_of_a_step(job: Job) -> int:
-    """The rows in a gradient of the first client."""
-    rows, solver = job.problem.clients[0].num_samples, job.solver
+def samples_per_step(job: Job) -> int:
+    """The samples in a gradient of the first client."""
+    samples, solver = job.problem.clients[0].num_samples, job.solver
     if job.algorithm.requirements.local.local_solve and solver is not None and solver.batch_size:
-        return min(rows, solver.batch_size)
-    return rows
+        return min(samples, solver.batch_size)
+    return samples
 
 
 @contextmanager

@@ -21,13 +21,13 @@ from fedadmm.core.rng import Key, permutation
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OwnTerms, Stepper
 
 FULL_ROWS = 256
-"""Rows a client in one pass over all data: bounds the padding beside a much larger client."""
+"""Samples a client in one pass over all data: bounds the padding beside a much larger client."""
 
 
 class Batch(NamedTuple):
-    """Rows of the first k clients of a stack: tensors (k, rows, ...).
+    """Samples of the first k clients of a stack: tensors (k, samples, ...).
 
-    `weights` (k, rows) is what each row's loss counts, zero for padding; or one number for all.
+    `weights` (k, samples) are those of the samples' losses, zero for padding; or one number.
     """
 
     inputs: Tensor
@@ -39,8 +39,8 @@ class Batch(NamedTuple):
         return self.targets.shape[0]
 
 
-class StackedRows:
-    """Clients with `sizes[i]` rows each, client i's from `begins[i]` on."""
+class StackedSamples:
+    """Clients with `sizes[i]` samples each, client i's from `begins[i]` on."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class StackedRows:
         parts: Sequence[tuple[Tensor, Tensor]],
         dtype: torch.dtype,
         prepare: Callable[[Tensor], Tensor] | None = None,
-    ) -> StackedRows:
+    ) -> StackedSamples:
         """All clients' inputs and targets, one client after the other.
 
         `prepare` makes the inputs from the stored ones, all at once.
@@ -80,14 +80,14 @@ class StackedRows:
         """One number a client as a (K, 1) tensor."""
         return torch.tensor(values, dtype=self._dtype, device=self._targets.device).unsqueeze(1)
 
-    def select(self, clients: Sequence[int]) -> StackedRows:
-        """Some of the clients, in the given order; the rows stay where they are."""
+    def select(self, clients: Sequence[int]) -> StackedSamples:
+        """Some of the clients, in the given order; the samples stay where they are."""
         sizes = [self.sizes[client] for client in clients]
         begins = [self._begins[client] for client in clients]
-        return StackedRows(self._inputs, self._targets, sizes, begins, self._dtype)
+        return StackedSamples(self._inputs, self._targets, sizes, begins, self._dtype)
 
     def full(self) -> list[Batch]:
-        """All rows of all clients in one or more batches; clients are in order of falling size."""
+        """Yield all samples of all clients in batches; clients are in order of decreasing size."""
         if self._full is None:
             self._full = [self._all_from(b) for b in range(0, self.sizes[0], FULL_ROWS)]
         return self._full
@@ -120,22 +120,22 @@ class StackedRows:
                 count -= 1
             begin = step * batch_size
             width = min(batch_size, max(self.sizes[:count]) - begin)
-            rows = self._take(order[:count, begin : begin + width])
-            if (count, begin) not in self._weights:  # 1 / (a client's real rows) in every epoch
+            samples = self._take(order[:count, begin : begin + width])
+            if (count, begin) not in self._weights:  # 1 / (a client's real samples) in every epoch
                 weights: Tensor | float = 1.0 / width
                 if min(self.sizes[:count]) - begin < width:
                     real = (self._columns[0, :count, None] - begin).clamp(max=width)
                     mask = torch.arange(width, device=real.device) < real
                     weights = mask.to(self._dtype) / real
                 self._weights[count, begin] = weights
-            yield Batch(*rows, self._weights[count, begin])
+            yield Batch(*samples, self._weights[count, begin])
 
-    def chosen(self, rows: Sequence[Tensor]) -> Batch:
-        """These rows of each of the first clients; the weights are 1, and 0 for padding."""
-        index = _padded([one.cpu() for one in rows]).to(self._columns.device)
-        counts = torch.tensor([len(one) for one in rows], device=index.device).unsqueeze(1)
+    def chosen(self, samples: Sequence[Tensor]) -> Batch:
+        """These samples of each of the first clients; the weights are 1, and 0 for padding."""
+        index = _padded([one.cpu() for one in samples]).to(self._columns.device)
+        counts = torch.tensor([len(one) for one in samples], device=index.device).unsqueeze(1)
         real = torch.arange(index.shape[1], device=index.device) < counts
-        begins = self._columns[1, : len(rows), None]
+        begins = self._columns[1, : len(samples), None]
         return Batch(*self._take(index + begins), real.to(self._dtype))
 
     def _take(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,12 +146,12 @@ class StackedRows:
 
 
 def _padded(orders: list[Tensor]) -> Tensor:
-    """Equally long rows; the padding is row 0 of the client, which will count nothing."""
+    """Equally long samples; the padding is sample 0 of the client, which will count nothing."""
     return pad_sequence(orders, batch_first=True)
 
 
 Core = Callable[[Tensor, Batch], Tensor]
-"""The gradient of sum over rows of weight * loss, for k clients at once: a new (k, D) tensor.
+"""The gradient of sum over samples of weight * loss, for k clients at once: a new (k, D) tensor.
 
 A core leaves the ridge term out."""
 
@@ -218,7 +218,7 @@ def logistic_core(params: Tensor, batch: Batch) -> Tensor:
 
 
 def quadratic_core(params: Tensor, batch: Batch) -> Tensor:
-    """Ap - b; a client is one row, whose input is A and whose target is b."""
+    """Ap - b; a client is one sample, whose input is A and whose target is b."""
     return torch.bmm(batch.inputs[:, 0], params.unsqueeze(-1))[..., 0] - batch.targets[:, 0]
 
 
@@ -231,21 +231,21 @@ def _pulled_back(error: Tensor, batch: Batch) -> Tensor:
 
 
 class StackedObjective(Objectives):
-    """f_i of many clients, in order of falling size where all their rows are wanted.
+    """f_i of many clients, in order of falling size where all their samples are wanted.
 
     What stacks has no buffers, and behaves in training as it does in evaluation.
     """
 
-    def __init__(self, core: Core, rows: StackedRows, ridge: Tensor | None = None) -> None:
+    def __init__(self, core: Core, samples: StackedSamples, ridge: Tensor | None = None) -> None:
         self.core = core
-        self.rows = rows
-        self.sizes = rows.sizes
+        self.samples = samples
+        self.sizes = samples.sizes
         self._ridge = ridge
 
     def batches(
         self, keys: Sequence[Key], epoch: int, batch_size: int, limits: Sequence[int]
     ) -> Iterator[tuple[int, Batch]]:
-        return ((b.clients, b) for b in self.rows.epoch(keys, epoch, batch_size, limits))
+        return ((b.clients, b) for b in self.samples.epoch(keys, epoch, batch_size, limits))
 
     def plain_stepper(self, loss: LocalLoss, lr: Tensor | float) -> BlockStepper | None:
         # Blocks have one rate for all clients.
@@ -255,13 +255,13 @@ class StackedObjective(Objectives):
 
     def select(self, clients: Sequence[int]) -> StackedObjective:
         ridge = None if self._ridge is None else self._ridge[list(clients)]
-        return StackedObjective(self.core, self.rows.select(clients), ridge)
+        return StackedObjective(self.core, self.samples.select(clients), ridge)
 
-    def gradient(self, params: Tensor, rows: Batch | None = None) -> Tensor:
-        if rows is not None:
-            total = self.core(params, rows)
+    def gradient(self, params: Tensor, samples: Batch | None = None) -> Tensor:
+        if samples is not None:
+            total = self.core(params, samples)
         else:
-            first, *more = self.rows.full()
+            first, *more = self.samples.full()
             total = self.core(params, first)
             for part in more:
                 total[: part.clients] += self.core(params[: part.clients], part)
@@ -269,9 +269,9 @@ class StackedObjective(Objectives):
             total.addcmul_(self._ridge[: len(params)], params)
         return total
 
-    def row_gradients(self, params: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        # Every row as a client of its own.
-        batch = self.rows.chosen(rows)
+    def sample_gradients(self, params: Tensor, samples: Sequence[Tensor]) -> Tensor:
+        # Every sample as a client of its own.
+        batch = self.samples.chosen(samples)
         clients, width = batch.targets.shape[:2]
         alone = Batch(
             batch.inputs.flatten(0, 1)[:, None], batch.targets.flatten(0, 1)[:, None], 1.0
@@ -301,11 +301,11 @@ class BlockStepper(Stepper):
     def params(self) -> Tensor:
         return joined(self._blocks)
 
-    def step(self, rows: Batch | None) -> None:
-        if rows is not None:
-            self._accumulate(rows)
+    def step(self, samples: Batch | None) -> None:
+        if samples is not None:
+            self._accumulate(samples)
             return
-        parts = self._objective.rows.full()
+        parts = self._objective.samples.full()
         if len(parts) == 1:
             self._accumulate(parts[0])
             return

@@ -37,7 +37,7 @@ from fedadmm.run.engines.stacked import (
     Core,
     NetworkCore,
     StackedObjective,
-    StackedRows,
+    StackedSamples,
     least_squares_core,
     logistic_core,
     module_core,
@@ -235,22 +235,22 @@ def refusal(job: Job) -> str | None:
 
 
 def _trial(client: ModelObjective, initial: Tensor) -> str | None:
-    """Whether torch.func can run the model, and the loss of two rows is the mean of theirs."""
+    """Whether torch.func can run the model, and the loss of two samples is the mean of theirs."""
     core = _model_core(client)
     if isinstance(core, NetworkCore):
         return None
-    rows = torch.arange(min(2, client.num_samples), device=initial.device)
-    inputs, targets = client.prepared(client.inputs[rows]), client.targets[rows]
-    batch = Batch(inputs.unsqueeze(0), targets.unsqueeze(0), 1.0 / len(rows))
+    samples = torch.arange(min(2, client.num_samples), device=initial.device)
+    inputs, targets = client.prepared(client.inputs[samples]), client.targets[samples]
+    batch = Batch(inputs.unsqueeze(0), targets.unsqueeze(0), 1.0 / len(samples))
     try:
         found = core(initial.unsqueeze(0), batch)[0]
     except Exception as error:  # whatever a user's module does under vmap
         return f"the model does not run under torch.func.vmap ({reason(error)})"
-    expected = client.gradient(initial, rows)
+    expected = client.gradient(initial, samples)
     precision = torch.finfo(initial.dtype).eps ** 0.5
     scale = float(expected.abs().max())
     if not torch.allclose(found, expected, rtol=precision, atol=precision * scale):
-        return "the loss of some rows is not the mean of the rows' losses, but must be"
+        return "the loss of some samples is not the mean of the samples' losses, but must be"
     return None
 
 
@@ -281,14 +281,14 @@ class Stacker:
                 raise CompatibilityError(f"Vectorised: {_UNLIKE.format(client)}")
         if isinstance(self._first, ModelObjective):
             pairs = [(o.inputs, o.targets) for o in objectives]
-            rows = StackedRows.gather(pairs, self._dtype, self._first.prepared)
-            return StackedObjective(self._core, rows)
+            samples = StackedSamples.gather(pairs, self._dtype, self._first.prepared)
+            return StackedObjective(self._core, samples)
         if isinstance(self._first, Quadratic):
             pairs = [(o.A.unsqueeze(0), o.b.unsqueeze(0)) for o in objectives]
-            return StackedObjective(self._core, StackedRows.gather(pairs, self._dtype))
-        rows = StackedRows.gather([(o.features, o.targets) for o in objectives], self._dtype)
-        ridges = rows.column([o.ridge for o in objectives])
-        return StackedObjective(self._core, rows, ridges if bool(ridges.any()) else None)
+            return StackedObjective(self._core, StackedSamples.gather(pairs, self._dtype))
+        samples = StackedSamples.gather([(o.features, o.targets) for o in objectives], self._dtype)
+        ridges = samples.column([o.ridge for o in objectives])
+        return StackedObjective(self._core, samples, ridges if bool(ridges.any()) else None)
 
 
 _UNLIKE = (
