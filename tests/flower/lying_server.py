@@ -15,7 +15,7 @@ from fedadmm.core.pairwise_masks import Share, summed
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import Task
-from fedadmm.flower.protocol.payloads import EvaluationRequest, parcel
+from fedadmm.flower.protocol.payloads import EvaluationRequest, create_payload
 from fedadmm.flower.secure_aggregation.masked_messages import (
     as_masked_sum,
     from_body,
@@ -53,7 +53,9 @@ class LyingServer:
         self, client: int, model: Tensor, *, round_index: int = 0, sequence: int = 0, **head: Any
     ) -> RecordDict:
         """A task with this model; `head` changes what it says was folded."""
-        made = parcel(self.job, self.download(model, round_index), round_index, newcomer=True)
+        made = create_payload(
+            self.job, self.download(model, round_index), round_index, newcomer=True
+        )
         body = encode(pack(made))
         usual = Task(RUN, client, sequence, 0, 0, "", digest(body))
         return wire.write(usual._replace(**head), body)

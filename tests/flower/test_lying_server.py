@@ -260,7 +260,7 @@ def test_uploads_of_one_round_are_never_summed_over_two_sets(method, how, strict
     assert any(leaf is not None and leaf.any() for leaf in total.message)
     tasks = repeated(server, how, range(1, 4))
     with pytest.raises(
-        fa.errors.StateError, match=r"of this round left under clients \[0, 1, 2, 3\]"
+        fa.errors.StateError, match=r"of this round was released for clients \[0, 1, 2, 3\]"
     ):
         server.sum(tasks)
 
@@ -275,7 +275,7 @@ def test_a_third_set_in_between_does_not_make_a_site_forget_the_first(tmp_path):
 
     server.sum(tasks([0, 1, 2, 3], 0))
     server.sum(tasks([1, 2, 3, 4, 5, 6, 7], 1))  # differs from the first by five
-    with pytest.raises(fa.errors.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
+    with pytest.raises(fa.errors.StateError, match=r"released for clients \[0, 1, 2, 3\]"):
         server.sum(tasks([1, 2, 3, 8], 2))
 
 
@@ -288,7 +288,7 @@ def test_a_strict_site_sends_uploads_of_one_model_under_one_set_although_they_co
     known = digests(server, first)
     given = {"round_index": 1, "sequence": 1, "acked_version": 1}
     tasks = {c: server.task(c, MODEL, acked_digest=known[c], **given) for c in (1, 2, 3)}
-    with pytest.raises(fa.errors.StateError, match=r"left under clients \[0, 1, 2, 3\]"):
+    with pytest.raises(fa.errors.StateError, match=r"released for clients \[0, 1, 2, 3\]"):
         server.sum(tasks)
     # another model is another upload, and what was acknowledged demands nothing of it
     others = {c: server.task(c, 0 * MODEL, acked_digest=known[c], **given) for c in (1, 2, 3)}
@@ -300,7 +300,7 @@ def test_metrics_of_one_model_are_never_summed_over_two_sets(tmp_path):
     server = LyingServer(settings(), tmp_path)
     server.metrics(dict.fromkeys(range(4), MODEL))
     with pytest.raises(
-        fa.errors.StateError, match=r"of this model left under clients \[0, 1, 2, 3\]"
+        fa.errors.StateError, match=r"of this model was released for clients \[0, 1, 2, 3\]"
     ):
         server.metrics(dict.fromkeys(range(1, 4), MODEL), number=2)
     assert server.metrics(dict.fromkeys(range(1, 4), 2 * MODEL), number=3)

@@ -297,11 +297,11 @@ def replaced_key(content: RecordDict, client: int, share: pairwise_masks.Share) 
 LIES = {
     "a set of two": (
         lambda content: without(without(content, 1), 2),
-        "the set has 2 sites, but this site adds its uploads to those of at least 2 others",
+        "the set has 2 sites, but this site requires at least 3",
     ),
     "a set without the site": (
         lambda content: without(content, 0),
-        "the set does not hold the key that this site made",
+        "the set lacks the key that this site created",
     ),
     "a key of the server's own": (
         lambda content: replaced_key(
@@ -366,12 +366,10 @@ def test_an_upload_leaves_under_one_set_for_ever(tmp_path):
 
     words = wire.read_body(ask(first).content)
     assert wire.read_body(ask(first).content) == words
-    with pytest.raises(
-        fa.errors.StateError, match="left under another set, and leaves under no second"
-    ):
+    with pytest.raises(fa.errors.StateError, match="released for another set"):
         ask(without(first, 3))
     # also from another process, which knows nothing but the disk, and after a third was asked for
-    with pytest.raises(fa.errors.StateError, match="left under another set"):
+    with pytest.raises(fa.errors.StateError, match="released for another set"):
         ask(without(first, 1))
     assert wire.read_body(ask(first).content) == words
 
@@ -491,11 +489,11 @@ def test_after_a_void_attempt_a_site_may_demand_the_same_set(server, tmp_path, r
 
     history = run_through(made, grid, tmp_path, leave)
     assert history.trace[:4] == [[0, 1, 2, 3], [], [], [0, 1, 2, 3]]
-    refused = [e for e in grid.errors if "then demands the same set, or one that differs by" in e]
+    refused = [e for e in grid.errors if "then requires the same set" in e]
     events = [event["detail"] for event in history.records[2]["network"]["events"]]
     if server == "agrees":
         assert not refused
-        assert "it demands the set of its earlier upload, clients [0, 1, 2, 3]" in events
+        assert "it requires the set of its earlier upload, clients [0, 1, 2, 3]" in events
     else:
         assert "clients [0, 1, 2, 3] that were not acknowledged" in refused[0]
 
@@ -531,7 +529,7 @@ def test_a_site_has_a_minimum_of_its_own(tmp_path, request):
     request.getfixturevalue("insistent")
     with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         run_through(made, grid, tmp_path)
-    assert any("at least 4 others" in error for error in grid.errors)
+    assert any("requires at least 5" in error for error in grid.errors)
 
 
 def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
@@ -541,10 +539,10 @@ def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
     known = {c: pairwise_masks.public_identity(key) for c, key in enumerate(identities)}
     peers = Peers(0, identities[0], known, apart=True)
     waiting, words = PendingUploads(tmp_path, "update"), np.arange(4, dtype=np.uint64)
-    waiting.hold(peers, "first", "subject", words, {}, Origin("1", "model"))
+    waiting.store(peers, "first", "subject", words, {}, Origin("1", "model"))
     others = [pairwise_masks.new_share(c, "subject", identities[c])[0] for c in (1, 2)]
-    waiting.release(peers, "first", [waiting.held("first").share, *others], 3, "")
-    waiting.hold(peers, "second", "subject", words, {}, Origin("2", "another"))
+    waiting.release(peers, "first", [waiting.find("first").share, *others], 3, "")
+    waiting.store(peers, "second", "subject", words, {}, Origin("2", "another"))
     read = files.read
 
     def refuse(path, *rest):
@@ -554,9 +552,9 @@ def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
 
     monkeypatch.setattr(files, "read", refuse)
     with pytest.raises(StateError, match="Input/output"):
-        waiting.demand(peers, waiting.held("second"), "")
+        waiting.requirement(peers, waiting.find("second"), "")
     monkeypatch.undo()
-    demand = waiting.demand(peers, waiting.held("second"), "")
+    demand = waiting.requirement(peers, waiting.find("second"), "")
     assert demand == SetRequirement(3, others=(frozenset({0, 1, 2}),), apart=3)
 
 
@@ -746,7 +744,7 @@ def test_a_question_leaves_under_one_set_and_two_who_agree_are_too_few(tmp_path)
         return wire.read_body(reply.content)
 
     assert ask(kept[0]) == ask(kept[0])
-    with pytest.raises(fa.errors.StateError, match="left under another set"):
+    with pytest.raises(fa.errors.StateError, match="released for another set"):
         ask(without(kept[0], 3))
     (tmp_path / "few").mkdir()
     few = MaskedGrid(made, tmp_path / "few")

@@ -256,11 +256,11 @@ def test_real_sites_answer_no_set_that_is_not_right(tmp_path):
         said = ground.group("run").tail(60)
     nothing_left(stage)
     words = {
-        "a set of two": "the set has 2 sites, but this site adds its uploads to those",
-        "a set without the site": "the set does not hold the key that this site made",
+        "a set of two": "the set has 2 sites, but this site requires at least 3",
+        "a set without the site": "the set lacks the key that this site created",
         "a key of the server's own": "is not signed by the identity that this site has of it",
         "a key of an earlier round": "is not signed by the identity that this site has of it",
-        "a member dropped": "this upload left under another set, and leaves under no second one",
+        "a member dropped": "this upload was released for another set",
     }
     assert told.keys() == words.keys()
     for name, found in told.items():

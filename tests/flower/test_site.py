@@ -19,7 +19,7 @@ from fedadmm.core.messages import Download
 from fedadmm.flower import configured
 from fedadmm.flower.protocol import admission, wire
 from fedadmm.flower.protocol.ledger import ServerLedger, create_task
-from fedadmm.flower.protocol.payloads import parcel
+from fedadmm.flower.protocol.payloads import create_payload
 from fedadmm.flower.server.tasks import TrainingRequest
 from fedadmm.flower.site import app as site_app
 from fedadmm.run.experiment import Experiment
@@ -134,7 +134,7 @@ def test_the_server_encodes_a_broadcast_once_for_all_clients(tmp_path, monkeypat
     encoded = []
     monkeypatch.setattr(tasks, "encode", lambda packed: encoded.append(1) or encode(packed))
     run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
-    assert len(encoded) == 2 * 3  # per round: the parcel, and the form of an answer
+    assert len(encoded) == 2 * 3  # per round: the payload, and the form of an answer
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float64"])
@@ -162,7 +162,7 @@ def test_a_task_that_does_not_fit_is_refused_with_a_sentence(what, tmp_path):
     settings = federation(fa.FedADMM(rho=1.0))
     job = settings.server_job()
     cast = job.algorithm.broadcast(job.algorithm.init_server(job.initial), Round(0, 0))
-    packed = pack(parcel(job, Download(cast), 0, newcomer=False))
+    packed = pack(create_payload(job, Download(cast), 0, newcomer=False))
     bodies = {
         "another model": lambda: _like(packed, torch.zeros(7)),
         "too large": lambda: encode(packed) + bytes(2**21),

@@ -243,7 +243,9 @@ def test_an_error_that_quotes_a_row_stays_at_the_site(asked, tmp_path, caplog):
     requests = {
         "train": lambda: ask(grid, settings),
         "evaluate": lambda: question(grid, torch.zeros(DIMENSION)),
-        "work": lambda: grid._app(Message(wire.hello({}), 1000, "train"), grid.context(0)),
+        "work": lambda: grid._app(
+            Message(wire.identity_request({}), 1000, "train"), grid.context(0)
+        ),
     }
     with pytest.raises(EngineError, match="its own log says why") as error:
         requests[asked]()

@@ -294,18 +294,18 @@ def a_set_of_two(patch: pytest.MonkeyPatch) -> None:
 
 def under_two_sets(patch: pytest.MonkeyPatch) -> None:
     """A site does not remember for which set its upload left."""
-    patch.setattr(site_masking.PendingUploads, "left", lambda _: [])
+    patch.setattr(site_masking.PendingUploads, "released", lambda _: [])
 
 
 def near_the_last_set(patch: pytest.MonkeyPatch) -> None:
     """A site forgets that it demands the set of an upload that was not acknowledged."""
-    demand = site_masking.PendingUploads.demand
+    demand = site_masking.PendingUploads.requirement
 
     def forgetful(self: Any, *given: Any) -> Any:
         found = demand(self, *given)
         return found._replace(others=())
 
-    patch.setattr(site_masking.PendingUploads, "demand", forgetful)
+    patch.setattr(site_masking.PendingUploads, "requirement", forgetful)
 
 
 def forget_a_set(patch: pytest.MonkeyPatch) -> None:
@@ -369,14 +369,14 @@ def statistics_beside_noise(patch: pytest.MonkeyPatch) -> None:
 
 def forget_acknowledged_sets(patch: pytest.MonkeyPatch) -> None:
     """A site forgets the sets of uploads that the server acknowledged."""
-    settled = site_masking.PendingUploads.settled
+    settled = site_masking.PendingUploads.discard
 
     def forgetful(self: Any) -> None:
         settled(self)
         if files.exists(self._sets):
             files.remove(self._sets)
 
-    patch.setattr(site_masking.PendingUploads, "settled", forgetful)
+    patch.setattr(site_masking.PendingUploads, "discard", forgetful)
 
 
 def forget_the_sets_of_an_incarnation(patch: pytest.MonkeyPatch) -> None:
@@ -395,10 +395,10 @@ def tell_that_a_result_overflows(patch: pytest.MonkeyPatch) -> None:
     """The kind of the answer of a masked site shows whether its result is finite."""
     ready = site_masking.SiteMasking.ready
 
-    def honest(self: Any, job: Any, state: Any, task: Any, parcel: Any, record: Any, done: Any):  # type: ignore[no-untyped-def]
+    def honest(self: Any, job: Any, state: Any, task: Any, payload: Any, record: Any, done: Any):  # type: ignore[no-untyped-def]
         if done.record is None:
             return ledger.reply_to(task, ledger.ReplyKind.FAILED)
-        return ready(self, job, state, task, parcel, record, done)
+        return ready(self, job, state, task, payload, record, done)
 
     patch.setattr(site_masking.SiteMasking, "ready", honest)
 

@@ -55,10 +55,10 @@ class EvaluationRequest(NamedTuple):
     buffers: Tensor | None
 
 
-def parcel(
+def create_payload(
     job: Job, download: Download, round_index: int, newcomer: bool, missed: Tensor | None = None
 ) -> TaskPayload:
-    """The parcel for one client; only a newcomer needs the initial vector."""
+    """The payload for one client; only a newcomer needs the initial vector."""
     precision = str(job.initial.dtype).removeprefix("torch.")
     shared = download._replace(missed=None)
     if not newcomer:
@@ -73,7 +73,7 @@ def payload_template(job: Job) -> TaskPayload:
     download = Download(algorithm.broadcast(server, this_round(job, 0)), job.initial_buffers)
     download = download._replace(pipeline=job.pipeline.broadcast(job.pipeline.init_state()))
     catch_up = initial_catch_up(algorithm, server)
-    return parcel(job, download, 0, True, None if catch_up is None else catch_up.missed(0))
+    return create_payload(job, download, 0, True, None if catch_up is None else catch_up.missed(0))
 
 
 def result_template(job: Job, download: Download) -> ClientResult:

@@ -121,7 +121,7 @@ def _fields(head: type[Task] | type[Reply], content: RecordDict) -> dict[str, An
     return fields
 
 
-def hello(beside: Records | None = None) -> RecordDict:
+def identity_request(beside: Records | None = None) -> RecordDict:
     """The question who a node is; it comes as training, which every app can do.
 
     With what travels beside a task it is the question how long the node's local work is, for a
@@ -131,7 +131,7 @@ def hello(beside: Records | None = None) -> RecordDict:
     return write_body(b"", {HELLO: {}, **more})
 
 
-def present(client: int) -> RecordDict:
+def write_client(client: int) -> RecordDict:
     """A node's answer to who it is."""
     from flwr.app import ConfigRecord, RecordDict
 

@@ -1,12 +1,12 @@
-"""What travels for a masked sum, in two phases; only words under masks leave a site.
+"""Messages of secure aggregation in two phases; only masked words leave a site.
 
-    server -> site   a task                       as ever
-    site -> server   READY, and a signed key      the upload waits on the site's disk
-    server -> site   the task again, and a set    whose uploads are to be added up: all their keys
-    site -> server   MASKED, and words            once for every upload, under one set for ever
+    server -> site   a task                       as without masks
+    site -> server   READY, and a signed key      the upload is stored on the site's disk
+    server -> site   the task again, and a set    the keys of all sites in the sum
+    site -> server   MASKED, and words            once per upload, for one set only
 
-A key is made for one upload and signed by the site's identity; the sites know each other's
-identities without the server.  Questions for metrics go the same way.
+Every upload has a key of its own, signed by the identity of its site.  The sites have each other's
+public identities independently of the server.  Metrics are requested in the same way.
 """
 
 from __future__ import annotations
@@ -36,47 +36,47 @@ if TYPE_CHECKING:
 
 _COUNTS = 5
 _MIDDLE = 2.0**22
-"""What is added to a metric, so that it is not negative."""
+"""Added to every metric, so that it is not negative."""
 _WORDS = {32: torch.int32, 64: torch.int64}
 
 
 class Body(NamedTuple):
-    """Up: one vector of words."""
+    """The body of a masked upload: one vector of words."""
 
     words: Tensor
 
 
 class SetRequirement(NamedTuple):
-    """What a site demands of the set in which its upload is summed."""
+    """The conditions of a site on the set of sites in whose sum its upload is included."""
 
     fewest: int = 0
-    """The set has at least this many sites."""
+    """The smallest size of the set."""
     same: frozenset[int] = frozenset()
-    """The set that an upload of this round left under, the only one allowed; empty allows any."""
+    """The set for which an upload of this round was released: the only one; empty allows any."""
     others: tuple[frozenset[int], ...] = ()
-    """Sets that uploads left under which this one may resemble."""
+    """Sets for which uploads were released that this one may resemble."""
     apart: int = 0
     """The set must be each of `others`, or differ from it by this many sites."""
 
     def allows(self, group: Collection[int]) -> bool:
-        """Whether the site lets its upload be added to those of this group."""
+        """Return whether the upload may be summed with those of this group."""
         wanted = not self.same or self.same == set(group)
         far = (len(one.symmetric_difference(group)) for one in self.others)
         return len(group) >= self.fewest and wanted and all(n == 0 or n >= self.apart for n in far)
 
     @property
     def wanted(self) -> tuple[frozenset[int], ...]:
-        """The sets of before that the site lets its upload leave under again."""
+        """The earlier sets for which the upload may be released again."""
         return (self.same,) if self.same else self.others
 
 
 def as_masked_sum(aggregate: Aggregator) -> MaskedSum | None:
-    """The part that lets sums alone be seen, if the aggregation is one."""
+    """Return the aggregator if it is a MaskedSum, else None."""
     return aggregate if isinstance(aggregate, MaskedSum) else None
 
 
 def subject(purpose: str, run: str, number: int, content: str) -> str:
-    """What a key is good for: one kind of sum, in one round of one run, of one model.
+    """Return what a key is bound to: the kind of sum, the run, the round and the model.
 
     `content` is the digest of what the site was sent.  A server that sends the others a model whose
     upload it can predict would otherwise find the upload of one site in the sum (Pasquini et al.,
@@ -85,12 +85,12 @@ def subject(purpose: str, run: str, number: int, content: str) -> str:
     return f"{purpose}\n{run}\n{number}\n{content}"
 
 
-def shared_digest(parcel: TaskPayload, length: float | None) -> str:
-    """The digest of what all sites of a sum are sent alike, with the length of their local work.
+def shared_digest(payload: TaskPayload, length: float | None) -> str:
+    """Digest of what all sites of a sum receive, and of the length of their local work.
 
-    Left out are the initial vector of a newcomer and the steps that an absent client missed.
+    It excludes the initial vector of a new client and the catch-up vector of an absent one.
     """
-    shared = parcel._replace(initial=None, initial_buffers=None, missed=None)
+    shared = payload._replace(initial=None, initial_buffers=None, missed=None)
     return digest(encode(pack(shared)), {"length": str(length)})
 
 
@@ -98,7 +98,7 @@ def shared_digest(parcel: TaskPayload, length: float | None) -> str:
 
 
 def upload_words(job: Job, part: MaskedSum, client: int, done: ClientRound) -> Words:
-    """A client's weighted upload with its share of the noise, or with statistics of its work."""
+    """Encode a weighted upload with its share of the noise, or with statistics of its work."""
     weight, info, point = job.problem.weight(client), done.info, part.fixed_point
     if job.pipeline.noise is not None:
         largest = max(job.problem.weight(one) for one in range(job.problem.num_clients))
@@ -109,29 +109,32 @@ def upload_words(job: Job, part: MaskedSum, client: int, done: ClientRound) -> W
 
 
 def upload_template(job: Job, download: Download) -> Upload:
-    """How an upload looks before it becomes words."""
+    """Template of an upload before it is encoded as words."""
     buffers = job.initial_buffers if job.problem.buffers == "average" else None
     within = None if not job.pipeline.adapts_clip else job.initial.new_zeros(1)
     return Upload(message_template(job, download.broadcast), buffers, within)
 
 
 def length_of(job: Job, template: Upload) -> int:
-    """How many words an upload has."""
+    """Return the number of words of an upload."""
     return sum(leaf.numel() for leaf in trees.tensors(template)) + _statistics_length(job)
 
 
 def _statistics_length(job: Job) -> int:
-    """How many words hold statistics of the local work: none with noise, which covers none."""
+    """Return the number of words for statistics of the local work: none if there is noise."""
     return 0 if job.pipeline.noise is not None else 3 * _COUNTS
 
 
 def read_sum(
     job: Job, part: MaskedSum, clients: Sequence[int], total: Words, template: Upload
 ) -> tuple[Upload, list[ClientInfo]]:
-    """The sum of some clients' uploads; of their work each is said to have done the mean.
+    """Decode the sum of some clients' uploads and the statistics of their local work.
 
-    With noise nothing is known of the work.  A RefusedError when the sum is longer than all their
-    clips together.
+    The statistics are sums, so that every client is recorded with their mean; with noise there are
+    none.
+
+    Raises:
+        RefusedError: the norm of the sum exceeds that of all clips together.
     """
     point, count = part.fixed_point, len(clients)
     size = len(total) - _statistics_length(job)
@@ -170,9 +173,9 @@ def read_sum(
 
 
 def metric_words(part: MaskedSum, weight: float, metrics: Mapping[str, float]) -> Words:
-    """A site's weighted metrics, in the order of their names, and for each whether it counts.
+    """Encode a site's weighted metrics in the order of their names, each with a flag.
 
-    A value that is not finite, or too large for the sum, counts as none, so that the server sees
+    A value that is not finite, or too large for the sum, is flagged as missing.  The server sees
     for how many sites a metric is missing and not for which.
     """
     values = [weight * metrics[name] for name in sorted(metrics)]
@@ -182,16 +185,16 @@ def metric_words(part: MaskedSum, weight: float, metrics: Mapping[str, float]) -
 
 
 class MetricSum(NamedTuple):
-    """The weighted mean of some sites' metric."""
+    """The weighted mean of a metric over several sites."""
 
     mean: float
-    """NaN where the metric is missing for some of them."""
+    """NaN if the metric is missing for some of them."""
     missing: int
-    """The number of sites without a value that counts."""
+    """The number of sites without a usable value."""
 
 
 def read_metrics(part: MaskedSum, total: Words, weight: float, count: int) -> list[MetricSum]:
-    """The weighted means of some sites' metrics, from their sum."""
+    """Decode the weighted means of the metrics of several sites from the sum of their words."""
     numbers = part.fixed_point.total(total)
     half = len(numbers) // 2
     sums = []
@@ -203,7 +206,7 @@ def read_metrics(part: MaskedSum, total: Words, weight: float, count: int) -> li
 
 
 def metrics_length(names: Sequence[str]) -> int:
-    """How many words metrics have."""
+    """Return the number of words of these metrics."""
     return 6 * len(names)
 
 
@@ -211,12 +214,12 @@ def metrics_length(names: Sequence[str]) -> int:
 
 
 def to_body(words: Words) -> bytes:
-    """Words as they travel."""
+    """Encode words as the body of a message."""
     return encode(pack(Body(as_tensor(words))))
 
 
 def from_body(body: bytes, point: FixedPoint, length: int) -> Words:
-    """The words of a body, which must be this many."""
+    """Decode the body of a message with this many words."""
     template = Body(torch.empty(length, dtype=_WORDS[point.bits]))
     packed = decode(body)
     check_like(template, packed)
@@ -225,25 +228,25 @@ def from_body(body: bytes, point: FixedPoint, length: int) -> Words:
 
 
 def body_size(point: FixedPoint, length: int) -> int:
-    """How many bytes they take."""
+    """Return the size of a body with this many words."""
     return len(encode(pack(Body(torch.zeros(length, dtype=_WORDS[point.bits])))))
 
 
 def as_tensor(words: Words) -> Tensor:
-    """The same bits as integers that torch has."""
+    """View words as integers of a type that torch has."""
     return torch.from_numpy(words.view("int32" if words.itemsize == 4 else "int64").copy())
 
 
-# Keys and sets beside a head --------------------------------------------------------------------
+# Keys and sets next to a header -----------------------------------------------------------------
 
 
 def write_share(share: Share, **more: Any) -> dict[str, Any]:
-    """A site's key, and what else it says when it is ready."""
+    """Write the key of a site, and what else it reports with READY."""
     return {"public": share.public, "signature": share.signature, **more}
 
 
 def read_share(content: RecordDict, client: int) -> Share:
-    """The key that came with a READY."""
+    """Read the key of a READY."""
     found = wire.read_record(content, wire.SHARE)
     public, signature = found.get("public"), found.get("signature")
     if not (_is_bytes(public, 32) and _is_bytes(signature, 64)):
@@ -251,34 +254,39 @@ def read_share(content: RecordDict, client: int) -> Share:
     return Share(client, bytes(public or b""), bytes(signature or b""))
 
 
-def write_requirement(demand: SetRequirement) -> dict[str, Any]:
-    """What a site demands, beside its key; each of the other sets follows its length."""
-    others = [number for one in demand.others for number in (len(one), *sorted(one))]
-    same = sorted(demand.same)
-    return {"fewest": demand.fewest, "same": same, "others": others, "apart": demand.apart}
+def write_requirement(requirement: SetRequirement) -> dict[str, Any]:
+    """Write the conditions of a site; each of the other sets follows its length."""
+    others = [number for one in requirement.others for number in (len(one), *sorted(one))]
+    same = sorted(requirement.same)
+    return {
+        "fewest": requirement.fewest,
+        "same": same,
+        "others": others,
+        "apart": requirement.apart,
+    }
 
 
 def read_requirement(content: RecordDict) -> SetRequirement:
-    """What came with a READY; a site enforces it itself, so a strange one is no matter."""
+    """Read the conditions of a READY; the site enforces them itself, whatever it sends here."""
     found = wire.read_record(content, wire.SHARE)
     fewest, apart = found.get("fewest"), found.get("apart")
     lists = [found.get(name) for name in ("same", "others")]
     whole = all(isinstance(one, list) and all(type(c) is int for c in one) for one in lists)
     if not whole or type(fewest) is not int or type(apart) is not int:
-        raise RefusedError(RefusalReason.GARBAGE, "it does not say which set it demands")
+        raise RefusedError(RefusalReason.GARBAGE, "the required set is missing")
     same, others = (list[int](one or ()) for one in lists)
     sets = []
     while others:
         length = others.pop(0)
         if not 0 < length <= len(others):
-            raise RefusedError(RefusalReason.GARBAGE, "it does not say which set it demands")
+            raise RefusedError(RefusalReason.GARBAGE, "the required set is missing")
         sets.append(frozenset(others[:length]))
         del others[:length]
     return SetRequirement(fewest, frozenset(same), tuple(sets), apart)
 
 
 def write_set(shares: Sequence[Share]) -> dict[str, Any]:
-    """Whose uploads are added up."""
+    """Write the keys of the sites in a sum."""
     clients, publics, signatures = zip(*shares, strict=True)
     return {
         "clients": list(clients),
@@ -288,7 +296,7 @@ def write_set(shares: Sequence[Share]) -> dict[str, Any]:
 
 
 def read_set(content: RecordDict) -> list[Share]:
-    """The set that came with a task."""
+    """Read the keys of the sites in a sum."""
     found = wire.read_record(content, wire.SET)
     clients, publics = found.get("clients"), found.get("publics")
     signatures, count = found.get("signatures"), 0

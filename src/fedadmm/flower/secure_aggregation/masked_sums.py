@@ -1,4 +1,4 @@
-"""The server's half of a masked sum: fixes the sets, adds up words that say nothing alone."""
+"""Secure aggregation at the server: choose the sets of sites and add up their masked words."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _ROOM = 4096
 
 
 class GroupSum(NamedTuple):
-    """What became of the set of some clients."""
+    """The outcome for one set of clients: their sum, or why there is none."""
 
     clients: Sequence[int]
     partial: PartialSum | None
     why: str = ""
-    """Why there is no sum."""
+    """Why there is no sum; empty otherwise."""
 
 
 class ReadyRequest(TrainingRequest):
-    """A broadcast to which sites answer that their upload is ready."""
+    """A training request that sites answer with READY."""
 
     def validate(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> AcceptedReply:
         content = arrival.read()
@@ -61,33 +61,40 @@ class ReadyRequest(TrainingRequest):
         share = read_share(content, task.client)
         check_answers(ledger, task, reply, share.public)
         info = self._template.info._replace(client=task.client)
-        info = _told(self._job, info, wire.read_record(content, wire.SHARE))
+        info = _noised_steps(self._job, info, wire.read_record(content, wire.SHARE))
         check_work(self._job, info, self._step)
         answer = self._template._replace(info=info)
         return AcceptedReply(
-            reply, AdmittedUpdate(answer, {}), {}, share, task, demand=read_requirement(content)
+            reply,
+            AdmittedUpdate(answer, {}),
+            {},
+            share,
+            task,
+            requirement=read_requirement(content),
         )
 
     def sets(self, part: MaskedSum, ready: Mapping[int, AcceptedReply]) -> MaskedSumRequest:
-        """The second question, to those who are ready."""
+        """Return the request for the masked words of the clients that are ready."""
         return MaskedSumRequest(self._job, part, self._download, ready)
 
 
-def choose_groups(part: MaskedSum, demands: Mapping[int, SetRequirement]) -> list[list[int]]:
-    """The groups that are summed, among those who are ready, so that every member allows its own.
+def choose_groups(part: MaskedSum, requirements: Mapping[int, SetRequirement]) -> list[list[int]]:
+    """Choose the groups of clients that are summed, so that every member allows its group.
 
-    A set that sites demand again is a group if all of it is ready; a site whose demand cannot be
-    met is in no group, because it would make the sum void for the others.
+    A set that sites require again becomes a group if all of its members are ready.  A site whose
+    conditions cannot be met is in no group, because it would make the sum of the others void.
     """
-    again, rest = list[list[int]](), list(demands)
-    for wanted in {one: None for demand in demands.values() for one in demand.wanted}:
+    again, rest = list[list[int]](), list(requirements)
+    for wanted in {
+        one: None for requirement in requirements.values() for one in requirement.wanted
+    }:
         whole = len(wanted) >= part.minimum and wanted <= set(rest)
-        if whole and all(demands[client].allows(wanted) for client in wanted):
+        if whole and all(requirements[client].allows(wanted) for client in wanted):
             again.append(sorted(wanted))
             rest = [client for client in rest if client not in wanted]
     while len(rest) >= part.minimum:
         made = groups(rest, part.group)
-        met = [c for group in made for c in group if demands[c].allows(group)]
+        met = [c for group in made for c in group if requirements[c].allows(group)]
         if len(met) == len(rest):
             return again + made
         rest = met
@@ -95,7 +102,7 @@ def choose_groups(part: MaskedSum, demands: Mapping[int, SetRequirement]) -> lis
 
 
 class MaskedSumRequest:
-    """Asks those who are ready for their words, in groups."""
+    """A request for the masked words of the clients that are ready, in groups."""
 
     def __init__(
         self, job: Job, part: MaskedSum, download: Download, ready: Mapping[int, AcceptedReply]
@@ -106,7 +113,7 @@ class MaskedSumRequest:
         self._template = upload_template(job, download)
         self._point, self._length = part.fixed_point, length_of(job, self._template)
         self._most = body_size(self._point, self._length) + _ROOM
-        self.groups = choose_groups(part, {c: ready[c].demand for c in sorted(ready)})
+        self.groups = choose_groups(part, {c: ready[c].requirement for c in sorted(ready)})
         shares = {client: _share(accepted) for client, accepted in ready.items()}
         self._beside = {
             client: {wire.SET: write_set([shares[one] for one in group])}
@@ -116,19 +123,19 @@ class MaskedSumRequest:
         self.scale = 0.0
 
     def left_out(self, client: int) -> str:
-        """Why a client that is ready is in no group."""
-        demand = self._ready[client].demand
-        if demand.wanted:
-            sets = " and ".join(str(sorted(one)) for one in demand.wanted)
-            return f"it demands the set of its earlier upload, clients {sets}"
-        fewest, ready = max(self._part.minimum, demand.fewest), len(self._ready)
+        """Return why a client that is ready is in no group."""
+        requirement = self._ready[client].requirement
+        if requirement.wanted:
+            sets = " and ".join(str(sorted(one)) for one in requirement.wanted)
+            return f"it requires the set of its earlier upload, clients {sets}"
+        fewest, ready = max(self._part.minimum, requirement.fewest), len(self._ready)
         if ready < fewest:
             return f"{ready} clients are ready, but its sum needs {fewest}"
         return f"fewer than {fewest} of those who are ready agree to a set with it"
 
     @property
     def members(self) -> list[int]:
-        """Everybody who is asked."""
+        """All clients that are asked."""
         return [client for group in self.groups for client in group]
 
     def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
@@ -150,7 +157,7 @@ class MaskedSumRequest:
         return self._ready[task.client]._replace(words=words)
 
     def sums(self, answers: Mapping[int, AcceptedReply]) -> Iterator[GroupSum]:
-        """The sum of every group that is whole."""
+        """Yield the sum of every group whose members all answered."""
         for group in self.groups:
             lost = [client for client in group if client not in answers]
             if lost:
@@ -174,19 +181,19 @@ class MaskedSumRequest:
             yield GroupSum(group, PartialSum(upload, weight, sent, infos))
 
 
-def _told(job: Job, info: ClientInfo, found: Mapping[str, object]) -> ClientInfo:
-    """What a site says of its noised steps, for the server's own account."""
+def _noised_steps(job: Job, info: ClientInfo, found: Mapping[str, object]) -> ClientInfo:
+    """Read the number of noised steps of a site, for the server's privacy accounting."""
     if job.solver is None or job.solver.noise is None:
         return info
     steps, epochs, noised = (found.get(name) for name in ("steps", "epochs", "noised"))
     whole = type(steps) is int and type(noised) is int
     if not whole or not isinstance(epochs, float) or not 0 < epochs < 1e12:
-        raise RefusedError(RefusalReason.GARBAGE, "it does not say how many noised steps were made")
+        raise RefusedError(RefusalReason.GARBAGE, "the number of noised steps is missing")
     assert isinstance(steps, int)
     assert isinstance(noised, int)
     if not (0 <= steps < 10**12 and 0 <= noised < 10**12):
         raise RefusedError(
-            RefusalReason.RANGE, f"it says that {steps} and {noised} noised steps were made"
+            RefusalReason.RANGE, f"got {steps} and {noised} noised steps, expected less than 10^12"
         )
     solve = info.solve._replace(steps=steps, epochs=epochs, passes=epochs)
     return info._replace(solve=solve, noised=noised)

@@ -1,12 +1,12 @@
-"""A site's half of a masked sum: an upload waits here, and leaves under one set of sites for ever.
+"""Secure aggregation at a site: store an upload, and release it for one set of sites only.
 
-    held-update.safetensors   the words of the upload that waits, its task, and its private key
-    sets-update.json          under which set each upload of the run left
+    held-update.safetensors   the words of the pending upload, its task, and its private key
+    sets-update.json          the set for which each upload of the run was released
 
-and the same for the answers to questions for metrics.  What the disk says counts, whatever the
-server says: another set for an upload that left is refused.  The words and their key are removed
-when the server has acknowledged them; the sets are kept as long as the run, because a server can
-acknowledge an upload, or start a client again, and have the same upload computed once more.
+The answers to requests for metrics are stored in the same way.  The site trusts its own disk and
+not the server: it refuses to release an upload for a second set.  Words and key are removed when
+the server has acknowledged the upload.  The sets are kept as long as the run, because a server
+can acknowledge an upload, or restart a client, and have the same upload computed again.
 """
 
 from __future__ import annotations
@@ -74,21 +74,21 @@ FILES = {IDENTITY: "identity", PEERS: "peers.json"}
 
 
 class Peers(NamedTuple):
-    """Who a site is, whom it knows, and what it demands of a set; all from its own node."""
+    """The identity of a site, those of the others, and its conditions on a set of sites."""
 
     client: int
     identity: bytes
     known: Mapping[int, bytes]
-    """The public identities of all sites, as they were given to this one."""
+    """The public identities of all sites, which this one got independently of the server."""
     minimum: int = 3
-    """The fewest sites of a set, this one included."""
+    """The smallest size of a set, including this site."""
     apart: bool = False
     """Whether the set must also be that of every upload from the same model, and of every one that
     was not acknowledged, or differ from it by `minimum` sites."""
 
 
 def client_of(node: Mapping[str, Any]) -> int:
-    """Which client a node is, from its own configuration."""
+    """Return the number of the client, from the configuration of its node."""
     number: Any = node.get("partition-id")
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(
@@ -99,7 +99,7 @@ def client_of(node: Mapping[str, Any]) -> int:
 
 
 def read_peers(node: Mapping[str, Any], policy: SitePolicy) -> Peers:
-    """A site's two files, beside its state folder unless its node says where, and its demands."""
+    """Read the two files of identities, next to the state folder unless the node names others."""
     identity, peers = (_beside_state(node, name) for name in (IDENTITY, PEERS))
     written, listed = _text(identity), _text(peers)
     try:
@@ -136,29 +136,29 @@ def _text(path: Path) -> str:
 
 
 class Origin(NamedTuple):
-    """What an upload was computed from."""
+    """The inputs from which an upload was computed."""
 
     round: str
-    """Its random numbers; uploads of one round are equal if their model and state are."""
+    """The round; it determines the random numbers, so that equal models give equal uploads."""
     model: str
-    """The digest of the model that the site was sent."""
+    """The digest of the model that the site received."""
 
 
 class PendingUpload(NamedTuple):
-    """An upload that waits."""
+    """An upload that is stored until its set of sites is known."""
 
     task: str
     subject: str
     share: Share
     private: bytes
     words: Words
-    told: Mapping[str, Any]
-    """What the server may know besides the key."""
+    reported: Mapping[str, Any]
+    """What is sent to the server along with the key."""
     origin: Origin
 
 
 class ReleasedUpload(NamedTuple):
-    """Under which set an upload left."""
+    """The set of sites for which an upload was released."""
 
     task: str
     set: str
@@ -167,23 +167,23 @@ class ReleasedUpload(NamedTuple):
 
 
 class PendingUploads:
-    """The uploads of one kind that wait in a client's folder."""
+    """The pending and released uploads of one kind in the folder of a client."""
 
     def __init__(self, folder: Path, purpose: str) -> None:
         self._held = folder / f"held-{purpose}.safetensors"
         self._sets = folder / f"sets-{purpose}.json"
         self._same = "round" if purpose == "update" else "model"
 
-    def hold(
+    def store(
         self,
         peers: Peers,
         task: str,
         subject: str,
         words: Words,
-        told: Mapping[str, Any],
+        reported: Mapping[str, Any],
         origin: Origin,
     ) -> Share:
-        """Keep an upload, with a fresh key that is good for it alone; returns its public half."""
+        """Store an upload with a new key for this upload only; return the signed public key."""
         share, private = new_share(peers.client, subject, peers.identity)
         plain: dict[str, Any] = {
             "task": task,
@@ -192,14 +192,14 @@ class PendingUploads:
             "public": share.public.hex(),
             "signature": share.signature.hex(),
             "private": private.hex(),
-            "told": json.dumps(told),
+            "reported": json.dumps(reported),
             **origin._asdict(),
         }
         codec.write_checksummed(self._held, Packed({"words": as_tensor(words)}, plain))
         return share
 
-    def held(self, task: str) -> PendingUpload | None:
-        """The upload that waits for this task; None when another does, or it is damaged."""
+    def find(self, task: str) -> PendingUpload | None:
+        """Return the upload to this task; None if another one is stored or the file is damaged."""
         try:
             packed = codec.read_checksummed(self._held)
         except DamageError:
@@ -212,24 +212,24 @@ class PendingUploads:
         )
         words = packed.tensors["words"].numpy()
         words = words.view("uint32" if words.itemsize == 4 else "uint64")
-        told, private = json.loads(plain["told"]), bytes.fromhex(plain["private"])
+        reported, private = json.loads(plain["reported"]), bytes.fromhex(plain["private"])
         origin = Origin(plain["round"], plain["model"])
-        return PendingUpload(task, plain["subject"], share, private, words, told, origin)
+        return PendingUpload(task, plain["subject"], share, private, words, reported, origin)
 
-    def settled(self) -> None:
-        """What waited is acknowledged: its words and its key are needed no more."""
+    def discard(self) -> None:
+        """Remove the stored upload and its key after the server has acknowledged it."""
         if files.exists(self._held):
             files.remove(self._held)
 
-    def left(self) -> list[ReleasedUpload]:
-        """Under which sets the uploads of this run left, oldest first."""
+    def released(self) -> list[ReleasedUpload]:
+        """Return the sets for which the uploads of this run were released, oldest first."""
         if not files.exists(self._sets):
             return []
         try:
-            found = codec.read_json(self._sets)["left"]
+            found = codec.read_json(self._sets)["released"]
         except DamageError as error:
             raise StateError(
-                f"{error}; only it says under which sets uploads left this site, so bring it back "
+                f"{error}; only this file has the sets for which uploads were released. Restore it "
                 "from a backup, or begin a new run"
             ) from None
         return [
@@ -237,13 +237,14 @@ class PendingUploads:
             for task, chosen, clients, origin in found
         ]
 
-    def demand(self, peers: Peers, held: PendingUpload, acknowledged: str) -> SetRequirement:
-        """Which set this upload must have, so that two sums do not show what one site sent.
+    def requirement(self, peers: Peers, held: PendingUpload, acknowledged: str) -> SetRequirement:
+        """Return the conditions on the set of this upload; otherwise two sums could reveal it.
 
-        A set other than that of an upload of the same round is never allowed: with three sets each
-        pair of which differs by many sites, two sums less the third can still be one site's upload.
+        Within a round only one set is allowed, however much another one differs from it: of three
+        sets that differ pairwise by many sites, two sums minus the third can still be the upload of
+        one site.
         """
-        before = self.left()
+        before = self.released()
         tasks = [one.task for one in before]
         acked = tasks.index(acknowledged) + 1 if acknowledged in tasks else 0
         sets = [frozenset(one.clients) for one in before]
@@ -269,51 +270,60 @@ class PendingUploads:
         acknowledged: str,
         spend: Callable[[], None] = lambda: None,
     ) -> Words:
-        """The upload under the masks of a set, which is on the disk before the words leave.
+        """Mask an upload for a set of sites; the set is on the disk before the words are returned.
 
-        `acknowledged` is the task of the last upload that the server is known to have folded;
-        `spend` counts an upload that leaves for the first time.
+        Args:
+            peers: the identities of the sites.
+            task: the id of the task that the upload answers.
+            shares: the signed keys of all sites of the set.
+            least: the smallest size of a set in this run.
+            acknowledged: the task of the last upload that the server has aggregated.
+            spend: charges the privacy account for an upload that is released for the first time.
+
+        Raises:
+            StateError: the upload must not be released for this set.
         """
-        held = self.held(task)
+        held = self.find(task)
         if held is None:
-            raise StateError("no upload for this task waits here")
+            raise StateError("this site has no upload to this task")
         if held.share not in shares:
-            raise StateError("the set does not hold the key that this site made for this upload")
+            raise StateError("the set lacks the key that this site created for this upload")
         fewest = max(least, peers.minimum)
         if len(shares) < fewest:
             raise StateError(
-                f"the set has {len(shares)} sites, but this site adds its uploads to those of at "
-                f"least {fewest - 1} others"
+                f"the set has {len(shares)} sites, but this site requires at least {fewest}"
             )
         check_shares(held.subject, shares, peers.known)
-        digest, before = set_digest(held.subject, shares), self.left()
+        digest, before = set_digest(held.subject, shares), self.released()
         used = next((one.set for one in before if one.task == task), None)
         if used not in (None, digest):
-            raise StateError("this upload left under another set, and leaves under no second one")
-        clients = [share.client for share in shares]
-        demand = self.demand(peers, held, acknowledged)
-        if demand.same and demand.same != set(clients):
             raise StateError(
-                f"an upload of this {self._same} left under clients {sorted(demand.same)}, and no "
-                "other of it leaves under other ones"
+                "this upload was released for another set, and is not released for a second one"
             )
-        if not demand.allows(clients):
-            sets = " and ".join(str(sorted(one)) for one in demand.others)
+        clients = [share.client for share in shares]
+        requirement = self.requirement(peers, held, acknowledged)
+        if requirement.same and requirement.same != set(clients):
             raise StateError(
-                f"uploads left under clients {sets} that were not acknowledged or came from the "
-                "same model; this site then demands the same set, or one that differs by at least "
-                f"{demand.apart} sites"
+                f"an upload of this {self._same} was released for clients "
+                f"{sorted(requirement.same)}, and no other one is released for another set"
+            )
+        if not requirement.allows(clients):
+            sets = " and ".join(str(sorted(one)) for one in requirement.others)
+            raise StateError(
+                f"uploads were released for clients {sets} that were not acknowledged or came from "
+                "the same model; this site then requires the same set, or one that differs by at "
+                f"least {requirement.apart} sites"
             )
         words = masked(held.words, peers.client, held.private, held.subject, shares)
         if used is None:
             spend()
             made = [*before, ReleasedUpload(task, digest, clients, held.origin)]
-            codec.write_json(self._sets, {"left": made})
+            codec.write_json(self._sets, {"released": made})
         return words
 
 
 class SiteMasking(NamedTuple):
-    """What a site does where only masked sums may leave."""
+    """Secure aggregation at one site, in the folder of one client and run."""
 
     part: MaskedSum
     peers: Peers
@@ -321,8 +331,8 @@ class SiteMasking(NamedTuple):
     length: float | None = None
     """The length of the local work in the task, where a penalty is fitted to it."""
 
-    def waiting(self, purpose: str = "update") -> PendingUploads:
-        """The uploads, or the answers, that wait."""
+    def pending(self, purpose: str = "update") -> PendingUploads:
+        """Return the stored uploads, or the stored answers to requests for metrics."""
         return PendingUploads(self.folder, purpose)
 
     def ready(
@@ -330,14 +340,14 @@ class SiteMasking(NamedTuple):
         job: Job,
         state: SiteState,
         task: Task,
-        parcel: TaskPayload,
+        payload: TaskPayload,
         record: ClientRecord | None,
         done: ClientRound,
     ) -> Reply:
-        """Store an upload until its set is known, and answer READY.
+        """Store an upload until its set is known, and return the READY reply.
 
-        The answer is the same whatever the data are.  A server that learned from the kind of an
-        answer that one site's result overflows could choose models until it knew a feature, so a
+        The reply does not depend on the data.  A server that learned from the kind of a reply
+        that the result of one site overflows could read a feature by choosing models.  Therefore a
         site without a usable result takes part with an increment of zero and keeps its state.
         """
         part = as_masked_sum(job.aggregator)
@@ -352,18 +362,18 @@ class SiteMasking(NamedTuple):
                 "no usable result: %s",
                 *(task.run, task.sequence, error),
             )
-            done = zero_round(job, record, parcel.download, done.info)
+            done = zero_round(job, record, payload.download, done.info)
             words = upload_words(job, part, task.client, done)
         assert done.record is not None
-        told = {}
+        reported = {}
         if job.solver is not None and job.solver.noise is not None:
             solve = done.info.solve  # the server's own account; how many rows there are is public
-            told = {"steps": solve.steps, "epochs": solve.epochs, "noised": done.info.noised}
-        sent = shared_digest(parcel, self.length)
+            reported = {"steps": solve.steps, "epochs": solve.epochs, "noised": done.info.noised}
+        sent = shared_digest(payload, self.length)
         about = subject("update", task.run, task.sequence, sent)
-        model = codec.digest(codec.encode(codec.pack(parcel.download)))
-        origin = Origin(str(parcel.round_index), model)
-        share = self.waiting().hold(self.peers, task.id, about, words, told, origin)
+        model = codec.digest(codec.encode(codec.pack(payload.download)))
+        origin = Origin(str(payload.round_index), model)
+        share = self.pending().store(self.peers, task.id, about, words, reported, origin)
         # The key is new for every upload, so that the digest of the state that is acknowledged is
         # that of this upload, also if the same task is computed again with other random numbers.
         reply = seal(reply_to(task, ReplyKind.READY), share.public)
@@ -371,39 +381,44 @@ class SiteMasking(NamedTuple):
         return reply
 
     def replays(self, task: Task, key: bytes) -> bool:
-        """Whether the upload with this public key waits for its set, so that READY can be repeated.
+        """Return whether the upload with this public key is stored, so that READY can be repeated.
 
-        Otherwise the task is computed again, unless the words have left: the state that is kept is
-        then the one that the server may have folded.
+        Otherwise the task is computed again.
+
+        Raises:
+            StateError: the words were released already, so that the stored state is the one that
+                the server may have aggregated.
         """
-        waiting = self.waiting()
-        held = waiting.held(task.id)
+        waiting = self.pending()
+        held = waiting.find(task.id)
         if held is not None and held.share.public == key:
             return True
-        if any(one.task == task.id for one in waiting.left()):
-            raise StateError("the upload to this task has left, and its words are gone since")
+        if any(one.task == task.id for one in waiting.released()):
+            raise StateError(
+                "the upload to this task was released, and its words were removed since"
+            )
         return False
 
     def beside(
         self, task: str, purpose: str = "update", acknowledged: str = ""
     ) -> dict[str, dict[str, Any]]:
-        """What travels with READY: the key, and which set the site demands."""
-        waiting = self.waiting(purpose)
-        held = waiting.held(task)
+        """Return what is sent with READY: the key, and the conditions on the set."""
+        waiting = self.pending(purpose)
+        held = waiting.find(task)
         if held is None:
-            raise StateError("the upload that waited here is damaged; the task must come again")
-        demand = write_requirement(waiting.demand(self.peers, held, acknowledged))
-        return {wire.SHARE: write_share(held.share, **held.told, **demand)}
+            raise StateError("the stored upload is damaged; the task must be sent again")
+        requirement = write_requirement(waiting.requirement(self.peers, held, acknowledged))
+        return {wire.SHARE: write_share(held.share, **held.reported, **requirement)}
 
     def release(
         self, state: SiteState, task: Task, content: RecordDict, spend: Callable[[], None]
     ) -> tuple[Reply, bytes]:
-        """The upload that waits, under the masks of the set that came."""
+        """Return the stored upload, masked for the set in the message."""
         shares, acknowledged = read_set(content), last_acknowledged(state)
-        stored, held = state.pending(), self.waiting().held(task.id)
+        stored, held = state.pending(), self.pending().find(task.id)
         if stored is None or (held is not None and held.share.public != stored[1]):
-            raise StateError("the upload that waits here is not that of the state kept here")
-        words = self.waiting().release(
+            raise StateError("the stored upload does not belong to the stored state")
+        words = self.pending().release(
             self.peers, task.id, shares, self.part.minimum, acknowledged, spend
         )
         body = to_body(words)
@@ -413,10 +428,10 @@ class SiteMasking(NamedTuple):
 def zero_round(
     job: Job, record: ClientRecord | None, download: Download, info: ClientInfo
 ) -> ClientRound:
-    """A round that changes nothing: an increment of zero, and the record from before the round.
+    """Return a round without effect: an increment of zero, and the record from before the round.
 
-    The numbers about the work are those of the work that was asked for: their sums are known
-    beforehand, so that a smaller one would show that somebody's result was not usable.
+    The statistics are those of the requested work: their sums are known beforehand, so that a
+    smaller one would reveal that the result of some site was not usable.
     """
     layout, keeps = record_layout(job), job.problem.buffers == "keep-local"
     before = first_record(job) if record is None else record
@@ -439,7 +454,7 @@ def zero_round(
 def failed_round(
     job: Job, client: int, record: ClientRecord | None, download: Download
 ) -> ClientRound:
-    """A round whose local work raised an error: no result, after the work of a whole round."""
+    """Return a round whose local work raised an error: no result, the statistics of a full one."""
     before = first_record(job) if record is None else record
     first = torch.tensor([is_first(record, download)], device=job.initial.device)
     problem = job.local.problem(job.algorithm, download.broadcast, before.state, first)
@@ -451,7 +466,7 @@ def failed_round(
 
 
 def last_acknowledged(state: SiteState) -> str:
-    """The task of the last upload that the server is known to have folded."""
+    """Return the task of the last upload that the server is known to have aggregated."""
     acked = state.ledger().acked
     return "" if acked is None else acked.task
 
@@ -463,7 +478,7 @@ def site_masking(
     folder: Path,
     length: float | None = None,
 ) -> SiteMasking | None:
-    """A site's half of masked sums; None for a federation without them."""
+    """Return the secure aggregation of a site; None for a federation without it."""
     run = federation.experiment
     part = as_masked_sum(run.aggregator.fitted(UpdatePipeline.of(run.pipeline)))
     return None if part is None else SiteMasking(part, read_peers(node, policy), folder, length)

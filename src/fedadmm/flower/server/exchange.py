@@ -246,7 +246,7 @@ class Roster:
         """One question a node, which may be answered for as long as clients are waited for."""
         now, life = self._exchange.now(), max(_HELLO, self._patience.start)
         fresh = {node for node in nodes if self._asked.get(self._seats[node], now) <= now}
-        questions = {node: (node, wire.hello()) for node in fresh}
+        questions = {node: (node, wire.identity_request()) for node in fresh}
         self._exchange.send("train", "hello", questions, life)
         self._asked |= {self._seats[node]: now + life for node in fresh}
         for arrival in self._exchange.arrivals(now + _HELLO if fresh else now):

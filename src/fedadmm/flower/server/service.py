@@ -467,7 +467,9 @@ def _length(federation: Federation, exchange: Exchange, beside: Records) -> floa
         if not roster.online():
             raise
         _logger.warning("the penalty is fitted to the work of those who are there: %s", error)
-    questions = {c: (seat.node, wire.hello(beside)) for c, seat in roster.online().items()}
+    questions = {
+        c: (seat.node, wire.identity_request(beside)) for c, seat in roster.online().items()
+    }
     exchange.send("train", "work", questions, federation.patience.round)
     for arrival in exchange.arrivals(exchange.now() + federation.patience.round):
         try:

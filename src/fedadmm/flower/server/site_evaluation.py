@@ -164,7 +164,7 @@ class SiteEvaluation:
         names = Counter(one.names for one in ready.values()).most_common(1)
         shown = names[0][0] if names else ()
         same = (client for client in sorted(ready) if ready[client].names == shown)
-        sets = choose_groups(part, {client: ready[client].demand for client in same})
+        sets = choose_groups(part, {client: ready[client].requirement for client in same})
         contents = {}
         for group in sets:
             shares = write_set([ready[client].share._replace(client=client) for client in group])
@@ -231,7 +231,7 @@ class Ready(NamedTuple):
     share: Share
     names: tuple[str, ...]
     task: str
-    demand: SetRequirement
+    requirement: SetRequirement
 
 
 def read_ready(content: RecordDict) -> Ready:

@@ -22,7 +22,12 @@ from fedadmm.flower.protocol.ledger import (
     Task,
     create_task,
 )
-from fedadmm.flower.protocol.payloads import check_work, decode_result, parcel, result_template
+from fedadmm.flower.protocol.payloads import (
+    check_work,
+    create_payload,
+    decode_result,
+    result_template,
+)
 from fedadmm.flower.secure_aggregation.masked_messages import SetRequirement
 from fedadmm.flower.server.exchange import Arrival, Exchange, OnlineNode, Roster
 from fedadmm.flower.server.run_recorder import EventLog
@@ -54,8 +59,8 @@ class AcceptedReply(NamedTuple):
     """The task to which it is ready."""
     words: Words | None = None
     """The upload under masks."""
-    demand: SetRequirement = SetRequirement()
-    """What the site demands of the set."""
+    requirement: SetRequirement = SetRequirement()
+    """The conditions of the site on the set of sites in the sum."""
 
 
 class ClientRequest(Protocol):
@@ -134,7 +139,7 @@ class TrainingRequest:
         key = (index, newcomer, None if missed is None else client)
         if key not in self._bodies:
             change = None if missed is None else missed.missed(client)
-            body = encode(pack(parcel(self._job, self._download, index, newcomer, change)))
+            body = encode(pack(create_payload(self._job, self._download, index, newcomer, change)))
             self._bodies[key] = body, digest(body)
         return self._bodies[key]
 

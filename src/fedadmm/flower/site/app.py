@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 STATE_DIR = "state-dir"
 _logger = logging.getLogger("fedadmm")
 _VECTORS, _ROOM = 8, 2**20
-"""The largest accepted parcel: this many vectors in double precision, and this many more bytes."""
+"""The largest accepted payload: this many vectors in double precision, and this many more bytes."""
 
 
 class Site(NamedTuple):
@@ -168,7 +168,7 @@ def answer_training(
     site's policy or privacy budget does not allow is answered by the reason.
     """
     if wire.HELLO in content and wire.WORK not in content:
-        return wire.present(client_number(context))
+        return wire.write_client(client_number(context))
     gate = gate_of(federation, context, content, policy)
     if wire.HELLO in content:
         return gate.work(content, site.length)
@@ -224,7 +224,7 @@ def answer_task(
         if decision.promote:
             state.promote()
             if mask is not None:
-                mask.waiting().settled()
+                mask.pending().discard()
         if decision.action in (Action.LOST, Action.STALE):
             kind = ReplyKind.LOST if decision.action is Action.LOST else ReplyKind.STALE
             return wire.write(reply_to(task, kind, decision.reason), b"")
@@ -235,11 +235,11 @@ def answer_task(
             if stored is not None and mask is not None and mask.replays(task, stored[1]):
                 return _ready(mask, task, state)
         gate.check_rounds(task)
-        job, parcel, record = _job_for(federation, objective(), state, body)
-        gate.check_round(parcel.round_index)
-        done = counted_round(job, task, record, parcel, gate)
+        job, payload, record = _job_for(federation, objective(), state, body)
+        gate.check_round(payload.round_index)
+        done = counted_round(job, task, record, payload, gate)
         if mask is not None:
-            mask.ready(job, state, task, parcel, record, done)
+            mask.ready(job, state, task, payload, record, done)
             return _ready(mask, task, state)
         if done.record is None:
             reason = "the local result holds NaN or infinite entries"
@@ -265,7 +265,7 @@ def _ready(mask: SiteMasking, task: Task, state: SiteState) -> RecordDict:
 def _job_for(
     federation: Federation, objective: Objective, state: SiteState, body: bytes
 ) -> tuple[Job, TaskPayload, ClientRecord | None]:
-    """Return the local job of a task, its decoded parcel and the record to begin with."""
+    """Return the local job of a task, its decoded payload and the record to begin with."""
     most = _VECTORS * 8 * objective.num_parameters + _ROOM
     if len(body) > most:
         raise StateError(f"the task has {len(body)} bytes, but at most {most} may come")
@@ -278,16 +278,16 @@ def _job_for(
         check_like(template, packed, optional=True)
     except RefusedError as error:
         raise StateError(f"the task does not fit this site's model: {error}") from None
-    parcel = unpack(template, packed)
-    job = job._replace(initial_buffers=parcel.initial_buffers)
+    payload = unpack(template, packed)
+    job = job._replace(initial_buffers=payload.initial_buffers)
     record = state.acked(record_layout(job))
-    if parcel.missed is not None:
-        record = moved_along(job, record or first_record(job), parcel.missed)
-    return job, parcel, record
+    if payload.missed is not None:
+        record = moved_along(job, record or first_record(job), payload.missed)
+    return job, payload, record
 
 
 def counted_round(
-    job: Job, task: Task, record: ClientRecord | None, parcel: TaskPayload, gate: Gate
+    job: Job, task: Task, record: ClientRecord | None, payload: TaskPayload, gate: Gate
 ) -> ClientRound:
     """Compute the client's round, with its noised steps in the site's privacy account.
 
@@ -296,12 +296,12 @@ def counted_round(
     """
     with _charged(job, task, gate) as charge:
         try:
-            done = client_round(job, task.client, record, parcel.download, parcel.round_index)
+            done = client_round(job, task.client, record, payload.download, payload.round_index)
         except Exception:
             if not job.aggregator.is_secure:
                 raise
             _logger.exception("the local work failed; the server is not informed")
-            done = failed_round(job, task.client, record, parcel.download)
+            done = failed_round(job, task.client, record, payload.download)
         return charge(done)
 
 
@@ -355,10 +355,10 @@ def _charge_release(federation: Federation, gate: Gate, task: Task, mask: SiteMa
     shared = UpdatePipeline.of(run.pipeline).noise
     noise, kind, steps = local, Steps(1.0, 1), 0
     if local is not None:
-        held = mask.waiting().held(task.id)
+        held = mask.pending().find(task.id)
         assert held is not None, "`release` has found the upload"
-        steps = int(held.told["steps"])
-        per_epoch = max(1, round(steps / held.told["epochs"])) if steps else 1
+        steps = int(held.reported["steps"])
+        per_epoch = max(1, round(steps / held.reported["epochs"])) if steps else 1
         kind = Steps(float(local.multiplier), per_epoch)
     elif shared is not None:
         noise = _share(shared)
@@ -392,14 +392,14 @@ def _masked_metrics(
     )
     if mask is None or type(number) is not int:
         raise StateError("the question does not say which it is")
-    waiting = mask.waiting("evaluate")
+    waiting = mask.pending("evaluate")
     with torch.no_grad(), state.locked():
         if wire.SET in content:
             task, shares = str(about.get("task")), read_set(content)
             words = waiting.release(mask.peers, task, shares, mask.part.minimum, "")
             return wire.write_body(to_body(words))
         task = digest(body, {"run": run, "number": number})
-        if waiting.held(task) is None:
+        if waiting.find(task) is None:
             reason = gate.declines()
             if reason is not None:
                 return wire.write_declined(reason)
@@ -409,7 +409,7 @@ def _masked_metrics(
             words = metric_words(mask.part, federation.problem.weight(client), found)
             told = {"task": task, "names": sorted(found)}
             named, model = subject("evaluate", run, number, task), digest(body)
-            waiting.hold(mask.peers, task, named, words, told, Origin(model, model))
+            waiting.store(mask.peers, task, named, words, told, Origin(model, model))
         return wire.write_body(b"", mask.beside(task, "evaluate"))
 
 
