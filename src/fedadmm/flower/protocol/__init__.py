@@ -1,1 +1,1 @@
-"""What server and sites say to each other, as pure functions: no disk, no network, no clock."""
+"""The protocol between server and sites, as pure functions without disk, network or clock."""

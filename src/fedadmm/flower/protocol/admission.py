@@ -1,4 +1,4 @@
-"""Every reply is judged here before it is folded; a bad one costs only itself."""
+"""Validation of client updates before they are aggregated."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from fedadmm.flower.protocol.ledger import (
 from fedadmm.flower.protocol.payloads import ClientResult, check_like, decode
 
 Sizes = Mapping[str, float]
-"""The norm of each vector of an upload, by its name, and the numbers about the work."""
+"""The norm of each vector of an upload and the statistics of the local work, by name."""
 WINDOW = 10
-"""This many of a client's last uploads are what it sends now; after as many steps it was away."""
+"""Number of recent uploads of a client that norms are compared with; a client that was absent for
+as many steps is treated as new."""
 _NOTHING = 1e-6
-"""A vector that is shorter than this share of 1 + the model harms nothing."""
+"""A vector whose norm is below this fraction of 1 + the norm of the model is always accepted."""
 
 _LARGEST = {
     "info.weight": 1e30,
@@ -36,7 +37,7 @@ _LARGEST = {
     "info.solve.epochs": 1e12,
     "info.solve.passes": 1e12,
 }
-"""What a site may say about its work; no honest one comes near."""
+"""Largest accepted statistics of the local work, far above any honest value."""
 _FURTHEST = {
     "info.weight": 100.0,
     "info.move": 100.0,
@@ -45,31 +46,31 @@ _FURTHEST = {
     "info.solve.epochs": 1e4,
     "info.solve.passes": 1e4,
 }
-"""A number about the work may be this many times 1 + what most others say: rows may differ more
-than losses do."""
+"""A statistic of the local work may be this many times 1 + the median of the other clients."""
 _UNKNOWN = frozenset(("info.solve.epochs", "info.solve.passes", "info.solve.accuracy"))
-"""What may be NaN, because not every solver knows it."""
+"""Statistics that may be NaN, because not every solver measures them."""
 
 
 class AdmittedUpdate(NamedTuple):
-    """An answer that may be folded, and how large its vectors are."""
+    """A validated client result, and the norms of its vectors."""
 
     answer: ClientResult
     sizes: Sizes
 
 
 class UploadHistory(NamedTuple):
-    """What a client has brought so far."""
+    """The norms of the past uploads of a client."""
 
     step: int
-    """The last step that it took part in."""
+    """The last step in which it took part."""
     recent: Sequence[Sizes]
-    """Its last uploads."""
+    """The norms of its last uploads."""
     largest: Sizes
+    """The largest norms over all of its uploads."""
 
     @classmethod
     def after(cls, before: UploadHistory | None, step: int, sizes: Sizes) -> UploadHistory:
-        """With one more upload."""
+        """Return the history with one more upload."""
         if before is None:
             return cls(step, [sizes], sizes)
         largest = {k: max(v, before.largest.get(k, 0.0)) for k, v in sizes.items()}
@@ -78,16 +79,16 @@ class UploadHistory(NamedTuple):
 
 @checked
 class Admission:
-    """How far a reply may reach.
+    """Bounds on the norms of client updates.
 
     Args:
-        norm_factor: a vector may be this many times as long as the longest one of most other
-            clients' last ten uploads, or of this client's own, which counts up to the same multiple
-            of the others'.  Vectors get shorter as a run converges: one of a newcomer, or of a
-            client that was away for ten steps, is compared with the longest that most others ever
-            sent.
-        norm_bound: the largest norm of any vector, in units of 1 + the norm of the model that was
-            sent; all that bounds a first upload that there is nothing to compare with.
+        norm_factor: largest ratio of the norm of a vector to the median, over the other clients, of
+            the largest norm among their last ten uploads.  The client's own last uploads count as
+            well, up to the same multiple of the others'.  Norms decrease as a run converges, so
+            that a new client, or one that was absent for ten steps, is compared with the largest
+            norms that the others ever sent.
+        norm_bound: largest norm of any vector, in units of 1 + the norm of the model that was sent.
+            It is the only bound on a first upload with nothing to compare to.
     """
 
     norm_factor: Annotated[float, Ge(1)] = 3.0
@@ -101,19 +102,23 @@ class Admission:
         body: bytes,
         template: ClientResult,
         scale: float,
-        arrived: Callable[[ClientResult], ClientResult],
+        decode_result: Callable[[ClientResult], ClientResult],
     ) -> AdmittedUpdate:
-        """The answer of an update as `arrived` decodes it, or a RefusedError."""
+        """Validate an update and decode it with `decode_result`.
+
+        Raises:
+            RefusedError: the update must not be aggregated.
+        """
         check_answers(ledger, task, reply, body)
         packed = decode(body)
         check_like(template, packed)
         ceiling = self.norm_bound * (1 + scale)
         _check_info(packed.plain, ceiling)
-        answer = arrived(unpack(template, packed))
-        sizes = _sizes(pack(answer), ceiling) | _numbers(packed.plain)
-        solve = answer.info.solve._replace(status=printable(answer.info.solve.status))
-        info = answer.info._replace(client=task.client, solve=solve)
-        return AdmittedUpdate(answer._replace(info=info), sizes)
+        result = decode_result(unpack(template, packed))
+        sizes = _norms(pack(result), ceiling) | _statistics(packed.plain)
+        solve = result.info.solve._replace(status=printable(result.info.solve.status))
+        info = result.info._replace(client=task.client, solve=solve)
+        return AdmittedUpdate(result._replace(info=info), sizes)
 
     def outliers(
         self,
@@ -122,7 +127,14 @@ class Admission:
         step: int = 0,
         scale: float = 0.0,
     ) -> dict[int, RefusedError]:
-        """Who sent far more than the others and it itself do; `scale` is the model's norm."""
+        """Return the clients whose vectors are far larger than those of the others.
+
+        Args:
+            arrived: the norms of the updates of this step.
+            past: the past norms of all clients.
+            step: the index of this step.
+            scale: the norm of the model.
+        """
         found = {}
         for client, sizes in arrived.items():
             for name, size in sizes.items():
@@ -149,7 +161,7 @@ class Admission:
     ) -> float:
         own = past.get(client)
         if own is not None and step - own.step > WINDOW:
-            own = None  # it was away, and catches up like a newcomer
+            own = None  # it was absent, and catches up like a new client
 
         def longest(other: int) -> float:
             sent, kept = [arrived.get(other, {})], past.get(other)
@@ -158,7 +170,7 @@ class Admission:
             return max(sizes.get(name, 0.0) for sizes in sent)
 
         others = sorted(longest(c) for c in arrived.keys() | past.keys() if c != client)
-        # The upper one of two: somebody who sends next to nothing must not shut out the others.
+        # The upper median: a client that sends almost nothing must not exclude the others.
         usual = others[len(others) // 2] if others else 0.0
         if name in _FURTHEST and others:
             return _FURTHEST[name] * (1 + usual)
@@ -170,17 +182,17 @@ class Admission:
 
 
 def vectors(sizes: Sizes) -> Sizes:
-    """The norms alone."""
+    """Return the norms without the statistics of the local work."""
     return {name: size for name, size in sizes.items() if name not in _FURTHEST}
 
 
-def _numbers(plain: Mapping[str, Plain]) -> dict[str, float]:
-    """What a site says about its work, where it is compared with what others say."""
-    said = {name: abs(float(plain[name])) for name in _FURTHEST if name in plain}
-    return {name: number for name, number in said.items() if not math.isnan(number)}
+def _statistics(plain: Mapping[str, Plain]) -> dict[str, float]:
+    """Return the statistics of the local work that are compared among clients."""
+    reported = {name: abs(float(plain[name])) for name in _FURTHEST if name in plain}
+    return {name: number for name, number in reported.items() if not math.isnan(number)}
 
 
-def _sizes(packed: Packed, ceiling: float) -> dict[str, float]:
+def _norms(packed: Packed, ceiling: float) -> dict[str, float]:
     sizes = {}
     for name, tensor in packed.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -195,9 +207,9 @@ def _sizes(packed: Packed, ceiling: float) -> dict[str, float]:
 
 
 def _check_info(plain: Mapping[str, Plain], ceiling: float) -> None:
-    """What a site says about its work ends up in sums and squares of the record."""
+    """Check the statistics of the local work, which are summed and squared in the record."""
     if plain.get("info.finite") is not True:
-        raise RefusedError(RefusalReason.FINITE, "the client says that its result is not finite")
+        raise RefusedError(RefusalReason.FINITE, "the client reports that its result is not finite")
     for name, value in plain.items():
         if isinstance(value, bool | str) or name == "info.client":
             continue
@@ -210,24 +222,24 @@ def _check_info(plain: Mapping[str, Plain], ceiling: float) -> None:
 
 
 def _sealed_head(reply: Reply) -> dict[str, Plain]:
-    """The fields of a head that its digest covers."""
+    """Return the fields of a header that its digest covers."""
     return {key: str(v) if isinstance(v, str) else v for key, v in reply._asdict().items()} | {
         "digest": ""
     }
 
 
 def seal(reply: Reply, body: bytes) -> Reply:
-    """The head with the digest of itself and of its body."""
+    """Return the header with the digest of header and body."""
     return reply._replace(digest=digest(body, _sealed_head(reply)))
 
 
 def check_answers(ledger: ServerLedger, task: Task, reply: Reply, body: bytes) -> None:
-    """Refuse a reply that does not answer this task, or whose digest is not that of its content."""
+    """Raise a RefusedError unless a reply answers this task and its digest is right."""
     validate_reply(ledger, task, reply)
     if not is_sealed(reply, body):
         raise RefusedError(RefusalReason.DIGEST, "it is not that of the content")
 
 
 def is_sealed(reply: Reply, body: bytes) -> bool:
-    """Whether the digest of a head is that of itself and of its body."""
+    """Return whether the digest of a header is that of header and body."""
     return digest(body, _sealed_head(reply)) == reply.digest

@@ -1,4 +1,4 @@
-"""What travels beside a task and beside a reply, and the check of what decode_result."""
+"""The payloads of tasks and replies, and the validation of what is received."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from fedadmm.run.client import (
 )
 
 _REPEATS = 8
-"""This many times an honest site may make the steps of a round whose replies get lost."""
+"""How many times an honest site may repeat the steps of a round whose replies are lost."""
 
 
 class TaskPayload(NamedTuple):
-    """Down: the broadcast, the round it belongs to, and what a newcomer starts from."""
+    """The payload of a task: the broadcast, its round, and the initial vector for a new client."""
 
     download: Download
     round_index: int
     precision: str
-    """The type of all vectors, which a client cannot see when a round brings none."""
+    """The data type of all vectors; some broadcasts have no vector that shows it."""
     initial: Tensor | None = None
     initial_buffers: Tensor | None = None
     missed: Tensor | None = None
-    """The virtual steps that this client missed, for a method that makes them."""
+    """The catch-up vector of this client, for a method that aligns absent clients."""
 
 
 class ClientResult(NamedTuple):
-    """Up: the upload and what callbacks may know about how it came about."""
+    """The payload of a reply: the upload and statistics of the local work."""
 
     upload: Upload
     info: ClientInfo
 
 
 class EvaluationRequest(NamedTuple):
-    """Down: a model, to be measured at the sites."""
+    """The payload of a request for metrics: the model that the sites evaluate."""
 
     params: Tensor
     buffers: Tensor | None
@@ -58,7 +58,7 @@ class EvaluationRequest(NamedTuple):
 def create_payload(
     job: Job, download: Download, round_index: int, newcomer: bool, missed: Tensor | None = None
 ) -> TaskPayload:
-    """The payload for one client; only a newcomer needs the initial vector."""
+    """Create the payload for one client; only a new client needs the initial vector."""
     precision = str(job.initial.dtype).removeprefix("torch.")
     shared = download._replace(missed=None)
     if not newcomer:
@@ -77,7 +77,7 @@ def payload_template(job: Job) -> TaskPayload:
 
 
 def result_template(job: Job, download: Download) -> ClientResult:
-    """How every answer to this broadcast must look: names, shapes, types."""
+    """Template of every result for this broadcast: names, shapes and types."""
     message = message_template(job, download.broadcast)
     averaged = job.problem.buffers == "average"
     info = ClientInfo(0, SolveInfo(0, 0.0, 0.0, "", math.nan), 0.0, 0.0, 0.0, True)
@@ -89,7 +89,7 @@ def result_template(job: Job, download: Download) -> ClientResult:
 
 
 def encode_result(done: ClientRound) -> ClientResult:
-    """A client's answer as it travels."""
+    """Encode the result of a client's round as it is sent."""
     if done.encoded is None:
         return ClientResult(done.upload, done.info)
     upload = done.upload._replace(message=done.encoded, encoded_bytes=None)
@@ -99,10 +99,17 @@ def encode_result(done: ClientRound) -> ClientResult:
 def decode_result(
     job: Job, message: Any, bound: Tensor | None, answer: ClientResult
 ) -> ClientResult:
-    """An answer as the server takes it; `message` shows how one looks that nothing encodes.
+    """Decode the result of a client.
 
-    `bound` is an adaptive clip's.  A site that does not clip is refused: noise hides no more than
-    the clip lets a site change.
+    Args:
+        job: the job of the server.
+        message: a template of the message without compression.
+        bound: the clip norm of this round, if it is adaptive.
+        answer: the result as it was sent.
+
+    Raises:
+        RefusedError: the message cannot be decoded, or was not clipped.  The noise is calibrated to
+            the clip, so that it would not cover a larger update.
     """
     if not job.pipeline.changes_messages:
         return answer
@@ -121,7 +128,7 @@ def decode_result(
 def _check_clipped(job: Job, message: Any, within: Tensor | None, bound: float) -> None:
     vectors = vectors_of(job.algorithm, message)
     length = joint_norm({name: vector.double() for name, vector in vectors.items()})
-    # No stage makes a vector longer; what is left is the rounding of the clip itself.
+    # No later stage increases the norm; the tolerance is for the rounding of the clip itself.
     rounding = max(1e-4, 4 * torch.finfo(job.initial.dtype).eps)
     if not length <= bound * (1 + rounding):
         raise RefusedError(
@@ -134,9 +141,9 @@ def _check_clipped(job: Job, message: Any, within: Tensor | None, bound: float) 
 
 
 def check_work(job: Job, info: ClientInfo, step: int) -> None:
-    """Refuse more steps than the task asks for, and more noised ones than all tasks so far did."""
+    """Raise a RefusedError for more steps, or noised steps, than the tasks so far request."""
     steps, epochs = info.solve[:2]
-    if job.solver is None or math.isnan(epochs):  # a loop of the site's own
+    if job.solver is None or math.isnan(epochs):  # a training loop of the site's own app
         return
     per_epoch = max(1, round(steps / epochs)) if epochs > 0 else 1
     each = job.stop.largest_budget(per_epoch, info.client)
@@ -156,7 +163,7 @@ def check_work(job: Job, info: ClientInfo, step: int) -> None:
 
 
 def decode(body: bytes) -> Packed:
-    """What a message holds; a RefusedError for whatever is none."""
+    """Decode a message, or raise a RefusedError."""
     try:
         return codec.decode(body, codec.MESSAGE)
     except FormatError as error:
@@ -164,7 +171,7 @@ def decode(body: bytes) -> Packed:
 
 
 def check_like(template: object, packed: Packed, *, optional: bool = False) -> None:
-    """Refuse what is not like the template; with `optional`, less may come."""
+    """Raise a RefusedError unless a message fits its template; `optional` fields may be absent."""
     wanted = pack(template)
     names = set(packed.tensors)
     if not names <= wanted.tensors.keys() or not (optional or names >= wanted.tensors.keys()):

@@ -1,4 +1,4 @@
-"""Everything that travels, as Flower messages: a head, a body of bytes, an Ed25519 signature."""
+"""Tasks and replies as Flower messages: a header, a body of bytes, an Ed25519 signature."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 STYPE = "fedadmm.safetensors"
-"""The serialisation of the one array that is a body."""
+"""Serialisation type of the one array of a body."""
 HEAD, BODY, HELLO, METRICS = "fedadmm.head", "fedadmm.body", "fedadmm.hello", "fedadmm.metrics"
 DECLINED = "fedadmm.declined"
 SHARE, SET, QUESTION = "fedadmm.share", "fedadmm.set", "fedadmm.question"
-"""For masked sums: a site's key, those of a set, and which question a key is for."""
+"""For secure aggregation: the key of a site, the keys of a set, and the request a key is for."""
 CONFIG, PLACE, WORK = "fedadmm.config", "fedadmm.place", "fedadmm.work"
-"""Beside a task: what the site's own app is told, where a simulated site keeps its state, and the
-length of the local work to which a penalty was fitted."""
+"""Sent with a task: the configuration of the site's own training function, the state folder of a
+simulated site, and the length of the local work to which a penalty was fitted."""
 _NUMBERS = frozenset(("client", "sequence", "incarnation", "acked_version", "version"))
 MOST_METRICS, _LARGEST = 50, 1e30
-"""This many numbers of a site, none of them larger."""
+"""Largest number of metrics of a site, and the largest value of each."""
 Records = Mapping[str, Mapping[str, Any]]
-"""Records of plain values that travel beside a body, by their names."""
+"""Records of plain values that are sent with a body, by name."""
 _METRIC = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 def write(head: Task | Reply, body: bytes, beside: Records | None = None) -> RecordDict:
-    """A task or a reply."""
+    """Write a task or a reply as a message."""
     from flwr.app import ConfigRecord
 
     fields: dict[str, Any] = {
@@ -56,7 +56,7 @@ def write(head: Task | Reply, body: bytes, beside: Records | None = None) -> Rec
 
 
 def write_body(body: bytes, beside: Records | None = None) -> RecordDict:
-    """A message without a head."""
+    """Write a message without a header."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     content = RecordDict()
@@ -70,18 +70,18 @@ def write_body(body: bytes, beside: Records | None = None) -> RecordDict:
 
 
 def read_record(content: RecordDict, name: str) -> dict[str, Any]:
-    """The plain values of a record that travels beside a body; none when it is not there."""
+    """Read the plain values of a record; empty if the message does not have it."""
     record = content.get(name)
     return dict(record) if isinstance(record, Mapping) else {}
 
 
 def read_task(content: RecordDict) -> tuple[Task, bytes]:
-    """A task and its body."""
+    """Read a task and its body."""
     return Task(**_fields(Task, content)), read_body(content)
 
 
 def read_reply(content: RecordDict, most_bytes: int) -> tuple[Reply, bytes]:
-    """A reply and its body, which must not be larger than any proper one."""
+    """Read a reply and its body of at most `most_bytes`."""
     fields = _fields(Reply, content)
     if fields["kind"] not in set(ReplyKind):
         raise RefusedError(RefusalReason.GARBAGE, f"kind is {fields['kind'][:40]!r}")
@@ -97,7 +97,7 @@ def read_reply(content: RecordDict, most_bytes: int) -> tuple[Reply, bytes]:
 
 
 def read_body(content: RecordDict) -> bytes:
-    """The bytes of a message; none when it has no body."""
+    """Read the body of a message; empty if it has none."""
     from flwr.app import Array
 
     record: Any = content.get(BODY)
@@ -105,7 +105,7 @@ def read_body(content: RecordDict) -> bytes:
         return b""
     arrays = list(record.values()) if isinstance(record, Mapping) else []
     if len(arrays) != 1 or not isinstance(arrays[0], Array) or arrays[0].stype != STYPE:
-        raise RefusedError(RefusalReason.GARBAGE, "the body is no plain bytes")
+        raise RefusedError(RefusalReason.GARBAGE, "the body is not an array of bytes")
     return bytes(arrays[0].data)
 
 
@@ -122,31 +122,31 @@ def _fields(head: type[Task] | type[Reply], content: RecordDict) -> dict[str, An
 
 
 def identity_request(beside: Records | None = None) -> RecordDict:
-    """The question who a node is; it comes as training, which every app can do.
+    """Request the client number of a node, as a training message, which every app accepts.
 
-    With what travels beside a task it is the question how long the node's local work is, for a
-    penalty that fits it.
+    With the records of a task it requests the length of the node's local work instead, for a
+    penalty that is fitted to it.
     """
     more = {} if beside is None else {**beside, WORK: {}}
     return write_body(b"", {HELLO: {}, **more})
 
 
 def write_client(client: int) -> RecordDict:
-    """A node's answer to who it is."""
+    """Write the client number of a node."""
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({HELLO: ConfigRecord({"client": client})})
 
 
 def write_length(length: float) -> RecordDict:
-    """A node's answer to how long its local work is: learning rate * steps of a round."""
+    """Write the length of the local work: learning rate times steps of a round."""
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({WORK: ConfigRecord({"length": float(length)})})
 
 
 def read_length(content: RecordDict) -> float:
-    """The length of the local work, as a site says it or as a task holds the mean of all."""
+    """Read the length of the local work of a site, or in a task the mean of all sites."""
     length = read_record(content, WORK).get("length")
     if not isinstance(length, float) or not 0 < length <= _LARGEST:
         raise RefusedError(
@@ -156,34 +156,33 @@ def read_length(content: RecordDict) -> float:
 
 
 def read_client(content: RecordDict, clients: int) -> int:
-    """The number of the client that a node says it is."""
+    """Read the client number that a node reports."""
     record: Any = content.get(HELLO)
     number = record.get("client") if isinstance(record, Mapping) else None
     if type(number) is not int or not 0 <= number < clients:
         raise RefusedError(
             RefusalReason.GARBAGE,
-            f"it says that it is client {str(number)[:40]}, but there are clients 0 … "
-            f"{clients - 1}",
+            f"client: got {str(number)[:40]}, expected 0 … {clients - 1}",
         )
     return number
 
 
 def write_metrics(values: Mapping[str, float]) -> RecordDict:
-    """What a site measured."""
+    """Write the metrics of a site."""
     from flwr.app import MetricRecord, RecordDict
 
     return RecordDict({METRICS: MetricRecord(dict(values))})
 
 
 def write_declined(reason: str) -> RecordDict:
-    """Why a site measures nothing."""
+    """Write why a site declines a request for metrics."""
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({DECLINED: ConfigRecord({"reason": reason})})
 
 
 def read_measured(content: RecordDict) -> dict[str, float]:
-    """What a site measured when it was asked; a RefusedError when it declines, or says nothing."""
+    """Read the metrics of a site; raise a RefusedError if it declines or has none."""
     if DECLINED in content:
         reason = read_record(content, DECLINED).get("reason")
         raise RefusedError(
@@ -196,7 +195,7 @@ def read_measured(content: RecordDict) -> dict[str, float]:
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
-    """What a site measured: a few finite numbers with plain names."""
+    """Read the metrics of a site: a few finite numbers with plain names."""
     values = read_record(content, METRICS)
     if len(values) > MOST_METRICS:
         raise RefusedError(
@@ -216,11 +215,11 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
 
 SIGNATURE = "fedadmm.signature"
 Sign = Callable[["RecordDict"], None]
-"""Puts a signature into a message."""
+"""A function that signs a message in place."""
 
 
 def signer(path: Path) -> Sign:
-    """What signs messages with the private key in a file."""
+    """Return a function that signs messages with the private key in a file."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from flwr.app import ConfigRecord
@@ -242,7 +241,7 @@ def signer(path: Path) -> Sign:
 
 
 def is_signed(content: RecordDict, public: str) -> bool:
-    """Whether a message is signed with the private half of a public key."""
+    """Return whether a message is signed with the private key of this public key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -257,7 +256,7 @@ def is_signed(content: RecordDict, public: str) -> bool:
 
 
 def _digest(content: RecordDict) -> bytes:
-    """Over every record but the signature, each with its name and its length."""
+    """Hash every record except the signature, each with its name and length."""
     whole = hashlib.sha256(b"fedadmm message")
     for name in sorted(content):
         if name == SIGNATURE:
