@@ -67,7 +67,7 @@ def create_payload(
 
 
 def payload_template(job: Job) -> TaskPayload:
-    """How parcels look: types only, because some fields come and go from round to round."""
+    """Template of payloads: types only, because some fields are absent in some rounds."""
     algorithm = job.algorithm
     server = algorithm.init_server(job.initial)
     download = Download(algorithm.broadcast(server, this_round(job, 0)), job.initial_buffers)
