@@ -217,8 +217,8 @@ def test_no_metric_leaves_before_somebody_at_the_site_approves_a_run(tmp_path):
 
 
 def test_an_approved_run_gets_no_more_rounds_than_were_approved(tmp_path):
-    """The server goes on for five rounds; site 2 approved three, of which it took part in two."""
-    settings = federation(fa.FedAvg(), rounds=3)
+    """The server goes on for five rounds; site 2 approved two, and missed the first one."""
+    settings = federation(fa.FedAvg(), rounds=2)
     grid = FakeGrid(settings, tmp_path)
     folder = agree(grid, "approval = true", 2)
     run_through(federation(fa.FedAvg(), rounds=1), grid, tmp_path)
@@ -230,18 +230,15 @@ def test_an_approved_run_gets_no_more_rounds_than_were_approved(tmp_path):
 
 
 def test_a_repeated_round_number_brings_no_more_uploads_than_approved_rounds(tmp_path):
-    """A server that never leaves round 1 asks with ever new models.
-
-    Two uploads per round may leave, also for an initial round.
-    """
-    settings = federation(fa.FedAvg(), rounds=1)
+    """A server that never leaves round 1, and acknowledges nothing, asks with ever new models."""
+    settings = federation(fa.FedAvg(), rounds=2)
     grid = FakeGrid(settings, tmp_path)
     folder = agree(grid, "approval = true", 0)
     assert ask(grid, settings, "run").kind == "declined"
     gate.approve(folder, "run")
     kinds = []
     for value in (1.0, 2.0, 3.0, 4.0, 4.0, 5.0):
-        other = federation(fa.FedAvg(), rounds=1, initial=torch.full((DIMENSION,), value))
+        other = federation(fa.FedAvg(), rounds=2, initial=torch.full((DIMENSION,), value))
         kinds.append(str(ask(grid, other, "run").kind))
     assert kinds == ["update"] * 5 + ["declined"]  # the fifth repeats the fourth
 

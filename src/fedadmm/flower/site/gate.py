@@ -174,24 +174,24 @@ class Gate:
             self.policy.refuse_steps(steps)
 
     def check_rounds(self, task: Task) -> None:
-        """Check how many uploads an approved run got, whatever rounds the server names."""
-        rounds = self._federation.experiment.rounds
+        """Check that an approved run gets no more updates of this site than it has rounds.
+
+        An honest server aggregates at most one update per round, and rounds without any are not
+        counted.  A server that never acknowledges an update is limited by the number of uploads.
+
+        Raises:
+            DeclinedError: the rounds that were approved are over.
+        """
         if not self.policy.approval:
             return
+        run = self._federation.experiment
+        rounds = run.rounds + (run.algorithm.requirements.initial_round is not None)
         with self.account.locked():
             count = self.account.uploads(task.run, besides=task.id)
-        if count >= _UPLOADS_PER_ROUND * (rounds + 1):  # some methods have an initial round
+        if task.acked_version >= rounds or count >= _UPLOADS_PER_ROUND * rounds:
             raise DeclinedError(
-                f"rounds is {rounds} in the terms that were approved, but {count} uploads of run "
-                f"{task.run} have left"
-            )
-
-    def check_round(self, index: int) -> None:
-        """Check that a round belongs to those that were approved; they are counted from 0."""
-        rounds = self._federation.experiment.rounds
-        if self.policy.approval and index >= rounds:
-            raise DeclinedError(
-                f"rounds is {rounds} in the terms that were approved, but this is round {index + 1}"
+                f"rounds is {run.rounds} in the terms that were approved, but {task.acked_version} "
+                f"updates of run {task.run} were aggregated, and {count} uploads have left"
             )
 
     def count_upload(self, task: Task) -> None:

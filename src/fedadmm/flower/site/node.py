@@ -81,6 +81,8 @@ def run_node(arguments: Sequence[str]) -> int:
             try:
                 for name in _WARM:
                     import_module(name)
+                with suppress(ImportError):  # the accountant of noise, where it is installed
+                    import_module("dp_accounting")
                 return _serve(address, node, secret.read_bytes(), Path(folder))
             finally:
                 with suppress(ProcessLookupError):
