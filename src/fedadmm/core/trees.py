@@ -100,5 +100,8 @@ def num_bytes(tree: object) -> int:
 def all_finite(tree: object) -> bool:
     """True when no tensor holds a NaN or an infinity."""
     # Smallest and largest number tell: both are NaN when any is; one pass, no memory.
-    bounds = (torch.aminmax(leaf) for leaf in tensors(tree) if leaf.numel())
-    return all(bool(torch.isfinite(bound)) for both in bounds for bound in both)
+    leaves = [leaf for leaf in tensors(tree) if leaf.numel()]
+    bounds = (torch.isfinite(bound) for leaf in leaves for bound in torch.aminmax(leaf))
+    if leaves and leaves[0].device.type != "cpu":  # one read from the device
+        return bool(torch.stack(list(bounds)).all())
+    return all(map(bool, bounds))

@@ -233,9 +233,15 @@ def describe(
 ) -> ClientInfo:
     """What callbacks may know about a client's round."""
     anchor = problem.start if theta is None else theta
-    move = float(norm(result.params - problem.start))
-    drift = move if anchor is problem.start else float(norm(result.params - anchor))
-    return ClientInfo(client, solve, float(problem.weight), move, drift, finite)
+    measured = [norm(result.params - problem.start)]
+    if anchor is not problem.start:
+        measured.append(norm(result.params - anchor))
+    weight = problem.weight
+    if isinstance(weight, Tensor):
+        measured.append(weight.reshape(1))
+    numbers = torch.cat(measured).tolist()  # one read from a device
+    weight = numbers.pop() if isinstance(weight, Tensor) else weight
+    return ClientInfo(client, solve, float(weight), numbers[0], numbers[-1], finite)
 
 
 def global_vector(job: Job, download: Download) -> Tensor | None:

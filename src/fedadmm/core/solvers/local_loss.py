@@ -104,8 +104,8 @@ class LocalLoss:
         self.objectives = objectives
         self.problem = problem
         weight = problem.weight if problem.centre is not None else 0.0
-        if isinstance(weight, Tensor) and weight.numel() == 1:
-            weight = float(weight)  # one that all clients share is faster as a plain number
+        if isinstance(weight, Tensor) and weight.numel() == 1 and weight.device.type == "cpu":
+            weight = float(weight)  # a plain number is faster, where reading it is cheap
         self.weight = weight
 
     @cached_property
