@@ -18,7 +18,6 @@ ROLES = (
     (
         "fedadmm.core.contracts",
         (
-            "Algorithm",
             "LocalProblem",
             "LocalResult",
             "LocalNeeds",
@@ -27,7 +26,6 @@ ROLES = (
             "Round",
         ),
     ),
-    ("fedadmm.core.outputs", ("Output", "Iterate")),
     ("fedadmm.study.report", ("write_report",)),
 )
 """Names for those who add a method, or write a report from Python."""
