@@ -92,14 +92,32 @@ DOCUMENTED = [name for name in fa.__all__ if not inspect.ismodule(getattr(fa, na
 DOCUMENTED.remove("__version__")
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_every_public_name_has_an_example_that_runs(name):
-    public = getattr(fa, name)
+def run_examples(public: type, name: str) -> int:
+    """Run the examples of a class or function, and return their number."""
     test = doctest.DocTestFinder(recurse=False).find(public, name, globs={})[0]
-    assert test.examples
     printed: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     assert runner.run(test, out=printed.append).failed == 0, "".join(printed)
+    return len(test.examples)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_public_name_has_an_example_that_runs(name):
+    assert run_examples(getattr(fa, name), name) > 0
+
+
+NAMESPACES = ("regularizers", "schedules", "outputs", "stopping")
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_examples_of_the_namespaces_run(namespace):
+    module = getattr(fa, namespace)
+    public = [
+        kind
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and kind.__module__ == module.__name__ and kind.__doc__
+    ]
+    assert sum(run_examples(kind, kind.__name__) > 0 for kind in public) >= 2
 
 
 def test_the_typed_script_uses_every_public_name():

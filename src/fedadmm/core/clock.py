@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 
 class Clock:
-    """Seconds that only go forward, and the wall clock."""
+    """Monotonic seconds, and the wall clock."""
 
     def now(self) -> float:
         """The seconds since some moment."""
@@ -20,7 +20,7 @@ class Clock:
         time.sleep(seconds)
 
     def date(self) -> datetime:
-        """The wall clock; it may jump, so that nothing waits by it."""
+        """Return the wall clock, which may jump and is not used for waiting."""
         return datetime.now(UTC)
 
 

@@ -46,7 +46,7 @@ _TYPES = {
 
 
 class Limits(NamedTuple):
-    """More than this is refused unread."""
+    """Larger sizes are rejected without reading."""
 
     header: int
     """Bytes of the header."""
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
 
 MESSAGE = Limits(1 << 20, 64)
 FILE = Limits(100_000_000, 1_000_000)
-"""The format itself allows no longer header; a ledger of many clients fits in."""
+"""Limit of the safetensors format."""
 
 
 class FormatError(StateError):
@@ -68,17 +68,17 @@ class FormatError(StateError):
 
 
 class DamageError(StateError):
-    """A file was read, and what it holds is not what was written."""
+    """The contents of a file differ from what was written."""
 
 
 class Packed(NamedTuple):
-    """A tree without its types: named tensors and named plain values; None is left out."""
+    """Named tensors and named plain values of a tree; None is omitted."""
 
     tensors: dict[str, Tensor]
     plain: dict[str, Plain]
 
     def sha256(self) -> str:
-        """The digest of the tensors with their types and shapes, and of the plain values."""
+        """Digest of the tensors with their types and shapes, and of the plain values."""
         names = sorted(self.tensors)
         described = [[n, str(self.tensors[n].dtype), list(self.tensors[n].shape)] for n in names]
         plain = sorted((name, repr(value)) for name, value in self.plain.items())
@@ -89,7 +89,7 @@ class Packed(NamedTuple):
 
 
 def pack(tree: object) -> Packed:
-    """Every tensor and every plain value with its dotted path."""
+    """Return all tensors and plain values with their dotted paths."""
     packed = Packed({}, {})
     _collect(tree, "", packed)
     return packed
@@ -130,7 +130,7 @@ def unpack(template: Tree, packed: Packed, path: str = "") -> Tree:
 
 
 def encode(packed: Packed) -> bytes:
-    """A packed tree as bytes."""
+    """Return a packed tree as bytes."""
     # The format is written here, because its own writer refuses states that share memory, and takes
     # ten times as long for small ones.  Wide numbers first, so that all of them are aligned.
     order = sorted(packed.tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
@@ -146,7 +146,7 @@ def encode(packed: Packed) -> bytes:
 
 
 def decode(data: bytes, limits: Limits = FILE) -> Packed:
-    """What `encode` made; a FormatError for anything else, whatever it is."""
+    """Return the packed tree from the bytes of `encode`; raise a FormatError for others."""
     header = _header(data, limits.header)
     metadata = header.pop(_METADATA, None)
     try:
@@ -190,31 +190,31 @@ def _check_entry(name: str, entry: object, most: int) -> None:
 
 
 def digest(body: bytes, head: Mapping[str, Plain] | None = None) -> str:
-    """A fingerprint of a body and of the head that goes with it."""
+    """Return the digest of a body together with its head."""
     found = hashlib.sha256(json.dumps(dict(head or {}), sort_keys=True).encode())
     found.update(body)
     return found.hexdigest()
 
 
 def params_sha256(params: Tensor) -> str:
-    """The SHA-256 of a vector's bytes: two runs agree bit for bit exactly when these do."""
+    """Return the SHA-256 of a vector's bytes, which is equal for bit-identical vectors only."""
     return hashlib.sha256(raw_bytes(params)).hexdigest()
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, whatever its type, row by row."""
+    """Return the bytes of a tensor in row-major order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     bytes_of: Any = flat.view(torch.uint8).numpy()
     return memoryview(bytes_of)
 
 
 def write(path: Path, packed: Packed, *, durable: bool = True) -> None:
-    """Put a packed tree into a file that is either whole or not there."""
+    """Write a packed tree atomically."""
     files.write(path, encode(packed), durable=durable)
 
 
 def read(path: Path, sha256: str | None = None) -> Packed:
-    """What a file holds, compared with a digest when there is one."""
+    """Read a packed tree, and check its digest if one is given."""
     try:
         packed = decode(files.read(path))
     except FormatError as error:
@@ -236,7 +236,7 @@ def write_checksummed(
 
 
 def read_checksummed(path: Path, *vouched: str) -> Packed | None:
-    """What was written; None without a file, a DamageError when it holds something else."""
+    """Return what was written, None without a file; raise a DamageError if it was changed."""
     data = files.read_if_there(path)
     if data is None:
         return None
@@ -252,19 +252,19 @@ def read_checksummed(path: Path, *vouched: str) -> Packed | None:
 
 
 def metadata(data: bytes) -> dict[str, Any]:
-    """What the header of a safetensors file says beside its tensors, whoever wrote it."""
+    """Return the metadata of any safetensors file."""
     found = _header(data, FILE.header).get(_METADATA)
     return found if isinstance(found, dict) else {}
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Put a document with its own digest into a JSON file, atomically."""
+    """Write a document with its digest to a JSON file atomically."""
     text = json.dumps({**document, _SHA256: _json_sha256(document)}, indent=1)
     files.write(path, text.encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A document whose digest was checked."""
+    """Read a document and check its digest."""
     data = files.read(path)
     try:
         document = json.loads(data)
@@ -277,5 +277,5 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _json_sha256(document: Mapping[str, Any]) -> str:
-    """Whatever the order of its keys."""
+    """Return the digest of a document, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Between tables, as TOML and JSON have them, and the dataclasses that they describe.
+"""Conversion between config sections of TOML or JSON and the dataclasses that they describe.
 
 A table is a constructor call: its keys are the fields of a class.  Where a field takes a part, the
 table's `name` chooses the class.  TOML has no null: the word "none" is None.
@@ -30,7 +30,7 @@ NONE = "none"
 
 
 class UnknownKeyError(ConfigError):
-    """A table has a key that its class does not have."""
+    """A config section has an unknown key."""
 
     def __init__(self, key: str, owner: str, known: list[str]) -> None:
         near = suggestion(key.rpartition(".")[2], known)
@@ -72,7 +72,7 @@ def from_config(kind: type[Made], table: object, where: str = "", title: str = "
 
 
 def part_from(family: str, table: object, where: str) -> Any:
-    """The part of a family that a table names."""
+    """Return the component of a family that a config section describes."""
     known = FAMILIES[family]
     if not isinstance(table, Mapping):
         several = "one of " * (len(known) > 1)
@@ -90,7 +90,7 @@ def part_from(family: str, table: object, where: str) -> Any:
 
 
 def to_config(value: Any) -> Any:
-    """The table that describes an instance, every default written out."""
+    """Return the config section of an instance, with all defaults."""
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
         own = {one.name: to_config(getattr(value, one.name)) for one in config_fields(kind)}
@@ -106,13 +106,13 @@ def to_config(value: Any) -> Any:
 
 
 def _family(kind: Any) -> str | None:
-    """The family of a part, or that a role is declared for."""
+    """Return the family of a component class, or of a base class."""
     own = (family for family, known in FAMILIES.items() if kind in known.values())
     return ROLES.get(kind) or next(own, None)
 
 
 def _value(value: Any, annotation: Any, where: str) -> Any:
-    """What a constructor takes for a value of a table."""
+    """Convert a value of a config section to an argument of the constructor."""
     choices = members(annotation)
     kinds = [kind_of(choice) for choice in choices]
     only = [kind for kind in kinds if kind is not type(None)]
@@ -156,12 +156,12 @@ def _join(where: str, key: object) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """A value as it is written in a configuration."""
+    """Return a value as it is written in a configuration."""
     return str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:
-    """The nearest right word, if one is near, and all of them."""
+    """Return advice with the most similar known name, if there is one, and all names."""
     words = [str(word) for word in known]
     near = difflib.get_close_matches(wrong, words, n=1, cutoff=0.5)
     listing = f"(allowed: {', '.join(words) or 'none'})"
@@ -169,7 +169,7 @@ def suggestion(wrong: str, known: Iterable[str]) -> str:
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables as dotted keys."""
+    """Return nested config sections as dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -180,7 +180,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def json_schema(kind: type[Any], defaults: Mapping[str, Any] | None = None) -> Tree:
-    """The JSON schema of the tables that describe a class, for editors."""
+    """Return the JSON schema of the config section of a class, for editors."""
     found: Tree = {}
     schema = _object(kind, found, defaults or {})
     return schema | {"$defs": found}

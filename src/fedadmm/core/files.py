@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and folders that one process holds.
+"""Atomic and durable files, and locks of folders.
 
 A file is written under a temporary name, synchronised, and renamed; its folder is synchronised
 too.  A crash between any two of these calls leaves the old file or the new one, and at worst a
@@ -25,31 +25,31 @@ from fedadmm.core.errors import StateError
 
 TEMPORARY = ".tmp"
 _LEFTOVER = re.compile(rf".+\.\d+{re.escape(TEMPORARY)}")
-"""Our temporary names: what is written, and by which process."""
+"""Names of temporary files: target, purpose and process."""
 _LOCK = ".lock"
 _LOOK_AGAIN = 0.05
 
 
 class Held(Protocol):
-    """A lock that was taken."""
+    """A lock that is held."""
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
 
 
 def _sign(handle: int) -> None:
-    """Say in a lock's file which process holds it."""
+    """Write the id of this process into the lock's file."""
     os.ftruncate(handle, 0)
     os.write(handle, f"{os.getpid()}\n".encode())
 
 
 class Disk:
-    """The calls to the operating system that everything else here is made of."""
+    """Calls to the operating system, on which the other functions are based."""
 
     def read(self, path: Path, begin: int = 0, size: int = -1) -> bytes:
-        """Some bytes of a file, or fewer where it ends; all of them by default.
+        """Return `size` bytes of a file from `begin` on, or fewer at its end; all by default.
 
-        A pipe or a device is refused, because it could keep its reader for ever.
+        A pipe or a device is rejected, because reading it could block forever.
         """
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -59,20 +59,20 @@ class Disk:
             return stream.read(size)
 
     def is_link(self, path: Path) -> bool:
-        """Whether a name leads to another place."""
+        """Return whether a path is a symbolic link."""
         return path.is_symlink()
 
     def create(self, path: Path) -> BinaryIO:
-        """A new file, or an emptied one, to be written and closed."""
+        """Open a new or truncated file for writing."""
         return path.open("wb")
 
     def append(self, path: Path, data: bytes) -> None:
-        """Write at the end of a file."""
+        """Append to a file."""
         with path.open("ab") as stream:
             stream.write(data)
 
     def reserve(self, path: Path, size: int) -> None:
-        """Make a file that takes up this many bytes."""
+        """Create a file that occupies this many bytes."""
         with path.open("wb") as stream:
             if hasattr(os, "posix_fallocate"):  # neither macOS nor Windows
                 os.posix_fallocate(stream.fileno(), 0, size)
@@ -80,7 +80,7 @@ class Disk:
                 stream.write(bytes(size))
 
     def sync(self, path: Path) -> None:
-        """Force a file, or the names in a folder, to the disk."""
+        """Flush a file, or the entries of a folder, to the disk."""
         if os.name == "nt" and path.is_dir():
             return  # Windows opens no folder, and keeps names by itself
         handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
@@ -90,15 +90,15 @@ class Disk:
             os.close(handle)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give a file another name, in the place of what had it."""
+        """Atomically rename `source` to `target`, replacing an existing file."""
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """Take a file away, if it is there."""
+        """Remove a file if it exists."""
         path.unlink(missing_ok=True)
 
     def exists(self, path: Path) -> bool:
-        """Whether there is something of that name; an error where that cannot be found out."""
+        """Return whether a path exists; raise an error if this cannot be determined."""
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -106,19 +106,19 @@ class Disk:
         return True
 
     def names(self, folder: Path) -> list[str]:
-        """What is in a folder, sorted."""
+        """Return the sorted contents of a folder."""
         return sorted(os.listdir(folder))
 
     def make_directory(self, path: Path) -> None:
-        """Create a folder in one that is there; one that is there already stays."""
+        """Create a folder in an existing one, unless it exists."""
         path.mkdir(exist_ok=True)
 
     def protect(self, path: Path, mode: int) -> None:
-        """Say who may do what with a file."""
+        """Set the permissions of a file."""
         path.chmod(mode)
 
     def lock(self, path: Path) -> Held | None:
-        """Take a lock, which the system lets go of when the process ends; None if it is taken."""
+        """Acquire a lock, which the system releases when the process ends; None if it is held."""
         held = FileLock(
             path,
             thread_local=False,
@@ -138,7 +138,7 @@ _disk = Disk()
 
 @contextmanager
 def using(disk: Disk) -> Iterator[None]:
-    """Work on another disk."""
+    """Replace the calls to the operating system, to simulate another disk."""
     global _disk
     before, _disk = _disk, disk
     try:
@@ -148,7 +148,7 @@ def using(disk: Disk) -> Iterator[None]:
 
 
 class explained:  # noqa: N801
-    """Turn what the operating system refuses into a StateError that names file and cause."""
+    """Convert an OSError into a StateError that names file and cause."""
 
     def __init__(self, what: str, path: Path) -> None:
         self._what, self._path = what, path
@@ -163,9 +163,9 @@ class explained:  # noqa: N801
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A stream whose bytes get the name only once they are complete; an OSError if they cannot.
+    """Open a stream whose bytes replace the file atomically when it is closed without an error.
 
-    `durable` waits until not even a power cut can take them back.
+    `durable` waits until the file survives a power failure.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
@@ -183,13 +183,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Put bytes into a file, atomically."""
+    """Write a file atomically."""
     with explained("write", path), replacing(path, durable=durable) as stream:
         stream.write(data)
 
 
 def append(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write at the end of a file; `durable` waits until a power cut cannot take it back."""
+    """Append to a file; `durable` waits until the data survive a power failure."""
     with explained("write", path):
         fresh = durable and not _disk.exists(path)
         _disk.append(path, data)
@@ -200,13 +200,13 @@ def append(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def read(path: Path, begin: int = 0, size: int = -1) -> bytes:
-    """Some bytes of a file, or fewer where it ends; all of them by default."""
+    """Return `size` bytes of a file from `begin` on, or fewer at its end; all by default."""
     with explained("read", path):
         return _disk.read(path, begin, size)
 
 
 def read_if_there(path: Path, begin: int = 0, size: int = -1) -> bytes | None:
-    """The same, or None when there is no file; an unreadable one is an error."""
+    """Return the bytes as `read` does, or None if there is no file."""
     with explained("read", path):
         try:
             return _disk.read(path, begin, size)
@@ -215,26 +215,26 @@ def read_if_there(path: Path, begin: int = 0, size: int = -1) -> bytes | None:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Give a file another name, so that a power cut cannot take it back."""
+    """Rename a file durably, so that the new name survives a power failure."""
     with explained("replace", target):
         _disk.replace(source, target)
         _disk.sync(target.parent)
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something of that name."""
+    """Return whether a path exists."""
     with explained("look for", path):
         return _disk.exists(path)
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder, sorted."""
+    """Return the sorted contents of a folder."""
     with explained("look into", folder):
         return _disk.names(folder)
 
 
 def make_directory(path: Path) -> None:
-    """Create a folder and its parents, so that a power cut cannot take it back.
+    """Create a folder and its parents durably.
 
     One that is there already may have been made by a process that died before that was sure.
     """
@@ -249,13 +249,13 @@ def make_directory(path: Path) -> None:
 
 
 def make_own_directory(path: Path) -> None:
-    """Create a folder of ours, whose leftovers are removed; a link is refused."""
-    refuse_link(path)
+    """Create a folder that belongs to fedadmm; a link is rejected."""
+    reject_link(path)
     make_directory(path)
 
 
-def refuse_link(path: Path) -> None:
-    """Refuse a folder of ours that is a link: the files behind it may belong to others."""
+def reject_link(path: Path) -> None:
+    """Raise an error for a folder that is a link, whose files may belong to other programs."""
     with explained("look for", path):
         if _disk.is_link(path):
             raise StateError(
@@ -265,14 +265,14 @@ def refuse_link(path: Path) -> None:
 
 
 def make_private_directory(path: Path) -> None:
-    """A folder of ours that no other user of the machine can look into."""
+    """Create a folder that other users of the machine cannot read."""
     make_own_directory(path)
     with explained("protect", path):
         _disk.protect(path, 0o700)
 
 
 def reserve(path: Path, size: int) -> None:
-    """Find out whether this many bytes can be written there."""
+    """Check whether this many bytes can be written to a folder."""
     with explained("write", path):
         try:
             _disk.reserve(path, size)
@@ -282,19 +282,19 @@ def reserve(path: Path, size: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     with explained("synchronise", path):
         _disk.sync(path)
 
 
 def remove(path: Path) -> None:
-    """Take a file away that nothing names any more."""
+    """Remove a file that is no longer referenced."""
     with explained("remove", path):
         _disk.remove(path)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Take away what a crash left half-written; no other process may be at work in the folder."""
+    """Remove incomplete files of a crash; no other process may use the folder."""
     for name in names(folder):
         if _LEFTOVER.fullmatch(name):
             remove(folder / name)
@@ -327,7 +327,7 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
 
 
 def _owner(path: Path) -> str:
-    """The process that holds a lock, as its file says."""
+    """Return the process that holds a lock, from the lock's file."""
     with explained("read", path):
         try:
             text = _disk.read(path)[:20].decode(errors="replace").strip()
@@ -337,7 +337,7 @@ def _owner(path: Path) -> str:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether there is nothing in a folder but a lock that is free."""
+    """Return whether a folder contains nothing except a free lock."""
     if names(folder) != [_LOCK]:
         return False
     try:

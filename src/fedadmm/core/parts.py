@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 TRUSTS_CODE: ContextVar[bool] = ContextVar("trusts_code", default=False)
-"""Whether parts that a run's folder names may be imported: they are code."""
+"""Whether components that a run's folder names may be imported, which executes code."""
 PYTHON_ONLY = {"in_tables": False}
 """Metadata of a field that only Python can set, such as a function."""
 
 
 def check_one_each(owner: object, field: str, value: object, clients: int) -> None:
-    """Refuse a sequence that does not have one entry per client."""
+    """Raise a ParameterError for a sequence without one entry per client."""
     if isinstance(value, Sequence) and len(value) != clients:
         raise ParameterError(
             f"{type(owner).__name__}: {field} has {len(value)} entries, but must have one for each "
@@ -80,7 +80,7 @@ class Part:
         yield from ()
 
     def check_per_client(self, clients: int) -> None:
-        """Refuse a sequence per client that is not one entry for each of them."""
+        """Check the lengths of all sequences with one entry per client."""
         for field in self.per_client:
             check_one_each(self, field, getattr(self, field), clients)
 
@@ -121,7 +121,7 @@ def part(family: str, name: str) -> Callable[[type[Made]], type[Made]]:
 
 
 def role(family: str) -> Callable[[type[Made]], type[Made]]:
-    """Declare a class to be what every part of a family is."""
+    """Declare a class to be the base class of a family of components."""
 
     def declared(kind: type[Made]) -> type[Made]:
         ROLES[kind] = family
@@ -136,30 +136,30 @@ def _home(kind: type[Any]) -> tuple[str, str]:
 
 @cache
 def annotations_of(kind: Any) -> dict[str, Any]:
-    """The annotations of a class's fields, ranges included."""
+    """Return the annotations of a class's fields, including ranges."""
     known = hints(kind)
     return {field.name: known[field.name] for field in fields(kind) if field.init}
 
 
 def config_fields(kind: Any) -> list[Field[Any]]:
-    """The fields of a class that a table can set."""
+    """Return the fields of a class that a config section can set."""
     return [one for one in fields(kind) if one.init and one.metadata.get("in_tables", True)]
 
 
 def is_external(name: object) -> bool:
-    """Whether a name is that of a part from another package: `package.module:Name`."""
+    """Return whether a name refers to an external component: `package.module:Name`."""
     return isinstance(name, str) and ":" in name
 
 
 def name_of(kind: type[Any]) -> str:
-    """The name of a part's class in configurations."""
+    """Return the name of a component class in configurations."""
     name = getattr(kind, "name", None)
     ours = isinstance(name, str) and any(known.get(name) is kind for known in FAMILIES.values())
     return str(name) if ours else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def part_of(family: str, name: str) -> type[Any]:
-    """The class that a name refers to; an external one is imported and must fit its family."""
+    """Return the class of a name; an external one is imported and must belong to the family."""
     if not is_external(name):
         return FAMILIES[family][name]
     kind: type[Any] = imported(f"{family}.name is {name!r}", name)
@@ -170,7 +170,7 @@ def part_of(family: str, name: str) -> type[Any]:
 
 
 def imported(subject: str, name: str) -> Any:
-    """What `package.module:Name` names; a file in the current folder counts as a module."""
+    """Import `package.module:Name`; a file in the current folder is a module."""
     module, _, attribute = name.partition(":")
     here = os.getcwd()
     if here not in sys.path:  # at the end, so that it hides nothing that is installed
@@ -185,14 +185,14 @@ def imported(subject: str, name: str) -> Any:
 
 
 def names_of(family: str, fits: Callable[[Any], bool]) -> str:
-    """The classes of a family that fit, in words; a variant of another one is not named."""
+    """Return the names of the classes of a family that fit, without variants of others."""
     known = [kind for kind in FAMILIES.get(family, {}).values() if fits(kind)]
     names = [k.__name__ for k in known if not any(b in known for b in k.__mro__[1:])]
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names or ["another"])
 
 
 def _unfit(kind: Any, wanted: type[Any]) -> str | None:
-    """Why something cannot be a part of a family, or None."""
+    """Return why an object cannot be a component of a family, or None."""
     if not isinstance(kind, type) or not is_dataclass(kind):
         return "is not a frozen dataclass, but must be: write @dataclass(frozen=True) above it"
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]

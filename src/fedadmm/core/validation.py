@@ -1,4 +1,4 @@
-"""The one validator: a value against its annotation, and the words for what is allowed.
+"""Validation of values by type annotations, and descriptions of the allowed values.
 
 Ranges and choices are part of the annotation (`Annotated[float, Gt(0)]`, `Literal[...]`).  A
 refusal names the value, where in its field it is, and what is allowed there.
@@ -34,26 +34,26 @@ Made = TypeVar("Made")
 Given = ParamSpec("Given")
 
 Positive = Annotated[float, Gt(0)]
-"""A finite number above zero."""
+"""A finite positive number."""
 NotNegative = Annotated[float, Ge(0)]
-"""A finite number of at least zero."""
+"""A finite non-negative number."""
 Count = Annotated[int, Ge(1)]
 """A whole number of at least one."""
 Natural = Annotated[int, Ge(0)]
 """A whole number of at least zero."""
 Share = Annotated[float, Gt(0), Le(1)]
-"""A fraction of a whole: above zero, at most one."""
+"""A number in (0, 1]."""
 UnitInterval = Annotated[float, Ge(0), Le(1)]
-"""A number from zero to one."""
+"""A number in [0, 1]."""
 Fraction = Annotated[float, Gt(0), Lt(1)]
-"""A true fraction: above zero, below one."""
+"""A number in (0, 1)."""
 Probability = Annotated[float, Ge(0), Lt(1)]
-"""A probability below one."""
+"""A number in [0, 1)."""
 
 FAMILIES: dict[str, dict[str, type[Any]]] = {}
 """Family -> name in configurations -> class."""
 ROLES: dict[type[Any], str] = {}
-"""Base class of a family of parts -> the family's name in configurations."""
+"""Base class of a family of components -> the family's name in configurations."""
 
 BOUNDS = (
     (Gt, "gt", operator.gt, ">", "exclusiveMinimum"),
@@ -61,11 +61,11 @@ BOUNDS = (
     (Lt, "lt", operator.lt, "<", "exclusiveMaximum"),
     (Le, "le", operator.le, "<=", "maximum"),
 )
-"""A rule, its limit, when it holds, its sign, and its word in a JSON schema."""
+"""Constraint, its limit, its comparison, its sign, and its key in a JSON schema."""
 
 
-class Refused(NamedTuple):
-    """A value that is not allowed, what is allowed, and where in the field it is."""
+class Violation(NamedTuple):
+    """A rejected value, what is allowed, and the position in the field."""
 
     value: object
     allowed: str
@@ -74,13 +74,13 @@ class Refused(NamedTuple):
 
 @cache
 def hints(annotated: Any) -> dict[str, Any]:
-    """The annotations of a class or a function, ranges included."""
+    """Return the annotations of a class or a function, including ranges."""
     return get_type_hints(annotated, include_extras=True)
 
 
 def check(owner: object, field: str, value: object, annotation: Any) -> None:
-    """Refuse a value that its annotation does not allow."""
-    wrong = refused(value, annotation)
+    """Raise a ParameterError for a value that the annotation does not allow."""
+    wrong = violation(value, annotation)
     if wrong is not None:
         name = owner if isinstance(owner, str) else type(owner).__name__
         given = shown(wrong.value)
@@ -90,7 +90,7 @@ def check(owner: object, field: str, value: object, annotation: Any) -> None:
 
 
 def checked_arguments(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Check a function's arguments where their annotation holds a range or choices."""
+    """Check the arguments of a function whose annotation contains a range or choices."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -112,41 +112,41 @@ def _restricts(annotation: Any) -> bool:
 
 @cache
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; any other annotation alone."""
+    """Return the alternatives of a union, or the annotation itself."""
     union = get_origin(annotation) in (Union, types.UnionType)
     return get_args(annotation) if union else (annotation,)
 
 
 @cache
 def kind_of(annotation: Any) -> Any:
-    """The class of an annotation, without ranges and type parameters."""
+    """Return the class of an annotation, without ranges and type parameters."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return get_args(annotation)[0]
     return annotation if origin is None else origin
 
 
-def refused(value: object, annotation: Any) -> Refused | None:
-    """Why an annotation does not allow a value; None when it does."""
+def violation(value: object, annotation: Any) -> Violation | None:
+    """Return why an annotation does not allow a value, or None if it does."""
     choices = members(annotation)
     if len(choices) > 1:
-        return _refused_by_all(value, annotation, choices)
+        return _violation_of_union(value, annotation, choices)
     kind = kind_of(annotation)
     if kind is Any:
         return None
     if kind in (int, float):
-        return None if _is_number(value, annotation) else Refused(value, allowed(annotation))
+        return None if _is_number(value, annotation) else Violation(value, allowed(annotation))
     if kind is Literal:
         choices = get_args(annotation)
         ok = any(
             value == one and isinstance(value, bool) == isinstance(one, bool) for one in choices
         )
-        return None if ok else Refused(value, allowed(annotation))
+        return None if ok else Violation(value, allowed(annotation))
     if kind is type(None):
-        return None if value is None else Refused(value, "None")
+        return None if value is None else Violation(value, "None")
     if _holds_items(kind):
-        return _refused_items(value, kind, get_args(annotation))
-    return None if isinstance(value, kind) else Refused(value, _kind_words(value, kind))
+        return _violation_of_items(value, kind, get_args(annotation))
+    return None if isinstance(value, kind) else Violation(value, _kind_words(value, kind))
 
 
 @cache
@@ -154,23 +154,25 @@ def _holds_items(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping | Sequence) and kind is not str
 
 
-def _refused_items(value: object, kind: type[Any], args: tuple[Any, ...]) -> Refused | None:
+def _violation_of_items(value: object, kind: type[Any], args: tuple[Any, ...]) -> Violation | None:
     table = issubclass(kind, Mapping)
     if not isinstance(value, Mapping if table else Sequence) or isinstance(value, str):
-        return Refused(value, "a table" if table else "a list")
+        return Violation(value, "a table" if table else "a list")
     item = args[1] if table and args else args[0] if args else Any
     for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
-        wrong = refused(entry, item)
+        wrong = violation(entry, item)
         if wrong is not None:
-            return Refused(wrong.value, wrong.allowed, f"[{key}]{wrong.where}")
+            return Violation(wrong.value, wrong.allowed, f"[{key}]{wrong.where}")
     return None
 
 
-def _refused_by_all(value: object, annotation: Any, choices: tuple[Any, ...]) -> Refused | None:
-    """A union answers with the member that has this kind of value."""
+def _violation_of_union(
+    value: object, annotation: Any, choices: tuple[Any, ...]
+) -> Violation | None:
+    """Return why no member of a union allows the value, for the member of its kind."""
     answers = []
     for choice in choices:
-        answer = refused(value, choice)
+        answer = violation(value, choice)
         if answer is None:
             return None
         answers.append(answer)
@@ -178,11 +180,11 @@ def _refused_by_all(value: object, annotation: Any, choices: tuple[Any, ...]) ->
         if _is_about(choice, value):
             return answer
     hinted = next((one for one in answers if ";" in one.allowed), None)
-    return hinted or Refused(value, allowed(annotation))
+    return hinted or Violation(value, allowed(annotation))
 
 
 def _is_about(annotation: Any, value: object) -> bool:
-    """Whether an annotation describes values of this kind."""
+    """Return whether an annotation describes values of this kind."""
     kind = kind_of(annotation)
     if isinstance(value, str | bool):
         return False
@@ -196,7 +198,7 @@ def _is_about(annotation: Any, value: object) -> bool:
 
 
 def _is_number(value: object, annotation: Any) -> bool:
-    """NumPy's numbers are Real and Integral, too; True and False are not numbers."""
+    """Return whether a value is a number; NumPy's are, True and False are not."""
     kind = kind_of(annotation)
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         return False
@@ -216,7 +218,7 @@ def _is_number(value: object, annotation: Any) -> bool:
 
 
 def allowed(annotation: Any) -> str:
-    """What an annotation allows, in words."""
+    """Return a description of the values that an annotation allows."""
     choices = members(annotation)
     if len(choices) > 1:
         kinds = [kind_of(choice) for choice in choices]
@@ -259,7 +261,7 @@ _PLAIN = {bool: "True or False", str: "text", type(None): "None", Any: "anything
 
 
 def _kind_words(value: object, kind: Any) -> str:
-    """What an object must be, with a hint for a class in an instance's place."""
+    """Return a description of the expected class, with a hint if a class itself was given."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     if kind is Callable or not isinstance(kind, type):
@@ -278,7 +280,7 @@ def _kind_words(value: object, kind: Any) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: short ones as they are, others by their class."""
+    """Return a value for a message: its representation if it is short, else its class."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     plain = isinstance(value, str | complex | Real | Mapping | Sequence)

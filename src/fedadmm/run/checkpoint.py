@@ -195,7 +195,7 @@ class Checkpoints:
         return self._kept
 
     def _rounds(self) -> list[int]:
-        files.refuse_link(self.directory)
+        files.reject_link(self.directory)
         if not files.exists(self.directory):
             return []
         found = [

@@ -1,4 +1,4 @@
-"""Between two rounds: what a run must leave behind to be taken up again."""
+"""Saving and resuming a run between two rounds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedadmm.run.stores.records import SnapshotStore, layout
 
 
 class Begun(NamedTuple):
-    """Where a run begins, and how it had ended if it was over already."""
+    """State in which a run begins, and its ending if it had ended already."""
 
     state: RunState
     ending: Ending | None = None
 
 
 class Journal:
-    """Saves a run between rounds and takes it up again; without checkpoints it does nothing."""
+    """Saves a run between rounds and resumes it; without checkpoints it does nothing."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Journal:
         self._saved: int | None = None
 
     def begin(self, resume: bool) -> Begun:
-        """The newest good checkpoint when the run is resumed, or else the beginning."""
+        """Return the newest valid checkpoint of a resumed run, or else the initial state."""
         self._store.bind(*layout(self._job))
         if not resume and (held := self._store.clients()):
             raise StateError(
@@ -65,7 +65,7 @@ class Journal:
         return start
 
     def completed(self, report: RoundReport) -> None:
-        """A round is over and callbacks have seen it: remember it, and save it when it is time."""
+        """Called after the callbacks of a round: store its state, and write a due checkpoint."""
         if self._checkpoints is None:
             return
         if report.state.round == report.record["round"]:
@@ -80,7 +80,7 @@ class Journal:
             self._save()
 
     def interrupted(self) -> None:
-        """Save the last complete round, whatever the current one has done already."""
+        """Write a checkpoint of the last complete round."""
         self._store.undo()
         self._save()
 
@@ -101,7 +101,7 @@ class Journal:
 
 
 def _described(job: Job) -> dict[str, Any]:
-    """What can be said about a run whose caller gives no fingerprint."""
+    """Return the fingerprint of a run whose caller gives none."""
     return {
         "algorithm": job.algorithm.name,
         "clients": job.problem.num_clients,
@@ -117,7 +117,7 @@ def _pack(latest: Begun) -> Checkpoint:
 
 
 def restored(job: Job, found: Checkpoint, plan: RunPlan) -> Begun:
-    """Where a checkpoint lets a run begin; one that says something else is refused."""
+    """Return where a checkpoint lets a run begin; reject one of another run."""
     template = initial_state(job, plan)
     broadcast = job.algorithm.broadcast(template.server, this_round(job, 0))
     try:

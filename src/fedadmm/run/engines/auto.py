@@ -9,7 +9,7 @@ from fedadmm.core.messages import ClientRecords, Engine
 from fedadmm.core.parts import Count, is_external, name_of, part
 from fedadmm.run.client import Job
 from fedadmm.run.engines.choice import EngineChoice, Sequential, samples_per_step
-from fedadmm.run.engines.vectorised import Vectorised, refusal
+from fedadmm.run.engines.vectorised import Vectorised, stacking_obstacle
 from fedadmm.run.engines.workers import Workers, usable_cores
 
 STACKED_WORK = 1.25e6
@@ -49,7 +49,7 @@ class Auto(EngineChoice):
         work = client.work(samples)
         small = work <= STACKED_WORK and job.initial.numel() <= STACKED_PARAMETERS
         stacks = small and job.problem.num_clients >= FEWEST_STACKED and not _has_external(job)
-        if stacks and refusal(job) is None:
+        if stacks and stacking_obstacle(job) is None:
             return Vectorised()
         steps = 1
         if job.algorithm.requirements.local.local_solve:

@@ -48,9 +48,9 @@ from fedadmm.run.stores.records import layout
 from fedadmm.run.stores.segments import Place, Segments
 
 ATTEMPTS = 3
-"""How often the same work is given to an actor before the run is given up."""
+"""Attempts of the same work before the run fails."""
 CACHE_BYTES = 2**30
-"""How much memory the records of all local actors may take together."""
+"""Bytes of memory for the records of all local actors."""
 
 _logger = logging.getLogger("fedadmm")
 
@@ -91,29 +91,29 @@ class Ray(EngineChoice):
 
 
 class Task(NamedTuple):
-    """One client's turn."""
+    """A client of a batch."""
 
     client: int
     place: Place | None
-    """Where its record is; None before its first round."""
+    """Location of its record; None before its first round."""
     share: float
     """Its weight a_i."""
     data: Any
-    """A list of the reference to its packed data; empty where the actor has them."""
+    """Reference to its packed data as a list; empty if the actor has them."""
 
 
 class Home(NamedTuple):
-    """Where and how an actor's clients keep their state."""
+    """Folder and format of an actor's client records."""
 
     directory: Path
     primal_dtype: torch.dtype | None
     cache_bytes: int
     modules: list[str]
-    """Where the driver finds its modules: a user's own model may be in any of them."""
+    """Import paths of the driver, in which a user's own modules may be."""
 
 
 class Reply(NamedTuple):
-    """The sum over some clients, and where the records are that they committed."""
+    """Sum over some clients, and the locations of their committed records."""
 
     partial: PartialSum
     places: dict[int, Place]
@@ -143,7 +143,7 @@ def packed(value: Any, flat: FlatModule | None) -> bytes:
 
 
 def unpacked(data: bytes, flat: FlatModule | None) -> Any:
-    """What was packed, with this module in the place of the one that was left out."""
+    """Unpack an object, with this module in place of the omitted one."""
 
     class Unpacker(pickle.Unpickler):
         def persistent_load(self, name: str) -> Any:
@@ -153,7 +153,7 @@ def unpacked(data: bytes, flat: FlatModule | None) -> Any:
 
 
 class _ActorStore:
-    """Records of an actor's clients.
+    """Store of the records of an actor's clients.
 
     Which record counts is the driver's to say: what an actor wrote that died before it could
     report is written again.
@@ -165,7 +165,7 @@ class _ActorStore:
         self.segment, self._end = 0, 0
 
     def begin(self, segment: int) -> None:
-        """Write what follows to a new segment."""
+        """Begin a new segment."""
         self.segment, self._end = segment, 0
 
     def get(self, client: int) -> ClientRecord | None:
@@ -180,7 +180,7 @@ class _ActorStore:
 
 
 class ClientActor:
-    """Keeps the data of the clients that it has run, runs them, and answers with one sum."""
+    """Actor that stores the data of its clients, runs them, and returns one sum."""
 
     def __init__(self, job: bytes, home: Home, marker: Path) -> None:
         torch.set_num_threads(1)
@@ -199,13 +199,13 @@ class ClientActor:
         self._store = _ActorStore(self._job, home)
 
     def ready(self) -> bool:
-        """Answer when the actor runs."""
+        """Return when the actor is running."""
         return True
 
     def run(
         self, tasks: Sequence[Task], download: Download, round_index: int, segment: int
     ) -> Reply:
-        """Run some clients and add up what they send."""
+        """Run some clients and return the sum of their updates."""
         import ray
 
         infos: list[ClientInfo] = []
@@ -244,18 +244,18 @@ class ClientActor:
 
 
 class _Actor:
-    """An actor as the driver knows it."""
+    """The driver's view of an actor."""
 
     def __init__(self, number: int, handle: Any) -> None:
         self.number = number
         self.handle = handle
         self.has: set[int] = set()
-        """The clients whose data it has."""
+        """Clients whose data the actor has."""
         self.started = handle.ready.remote()
 
 
 class RayEngine(Engine):
-    """Runs clients on actors."""
+    """Engine that runs clients on actors."""
 
     def __init__(self, choice: Ray, job: Job, store: DiskStore) -> None:
         self._choice = choice
@@ -346,7 +346,7 @@ class RayEngine(Engine):
         return [_Batch(actor, sorted(clients)) for actor, clients in queues if clients]
 
     def _submit(self, batch: _Batch, broadcast: Any, round_index: int) -> tuple[int, Any]:
-        """Give a batch to its actor, with the data of clients that are new to it."""
+        """Send a batch to its actor, with the data of clients that it does not have."""
         actor, segment = batch.actor, self._store.new_segment()
         new = [client for client in batch.clients if self._travels and client not in actor.has]
         tasks = [
@@ -362,7 +362,7 @@ class RayEngine(Engine):
         return segment, actor.handle.run.remote(tasks, broadcast, round_index, segment)
 
     def _packed(self, client: int) -> Any:
-        """The reference to a client's packed data, which are put into the object store once."""
+        """Return the reference to a client's packed data, which are stored once."""
         if client not in self._data:
             self._data[client] = self._ray.put(
                 packed(self._job.problem.clients[client], self._flat)
@@ -370,7 +370,7 @@ class RayEngine(Engine):
         return self._data[client]
 
     def _lost(self, lost: _Actor) -> None:
-        """Go on without an actor; another one takes its place as soon as there is room for it."""
+        """Remove an actor; another one replaces it as soon as resources are free."""
         if lost in self._actors:
             _logger.warning("actor %d was lost; its clients go on from their state", lost.number)
             self._ray.kill(lost.handle)
@@ -381,7 +381,7 @@ class RayEngine(Engine):
             self._welcome()
 
     def _welcome(self) -> None:
-        """Let actors join that have started meanwhile."""
+        """Add actors that have started meanwhile."""
         for actor in list(self._coming):
             if self._ray.wait([actor.started], timeout=0)[0]:
                 self._coming.remove(actor)
@@ -389,7 +389,7 @@ class RayEngine(Engine):
         self._actors.sort(key=lambda actor: actor.number)
 
     def _answer(self, reference: Any, actor: _Actor) -> Any:
-        """Wait for an actor, but not for ever."""
+        """Wait for an actor with a timeout."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference, timeout=self._choice.timeout)
@@ -416,7 +416,7 @@ class RayEngine(Engine):
 
 
 class _Batch(NamedTuple):
-    """Some clients for an actor in one round."""
+    """Clients that an actor runs in one round."""
 
     actor: _Actor
     clients: list[int]
@@ -427,7 +427,7 @@ def _not_here(client: int) -> Objective:
 
 
 def imported() -> Any:
-    """Ray, without reports to its makers."""
+    """Return the module ray, with usage reports disabled."""
     # Read when Ray is imported: no reports to its makers, and no warning about accelerators.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -440,7 +440,7 @@ def imported() -> Any:
 
 
 def connect(address: str | None) -> Callable[[], None]:
-    """Join a cluster or start one here; a function that undoes exactly that."""
+    """Connect to a cluster or start a local one, and return the inverse function."""
     ray = imported()
     if ray.is_initialized():
         return lambda: None

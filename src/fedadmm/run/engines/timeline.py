@@ -121,7 +121,7 @@ class Timeline:
         return max(0.0, 1.0 - (self._worked + running) / total) if total else 0.0
 
     def values(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return the state as plain values."""
         return {
             "clock": self.clock,
             "steps": self.steps,
@@ -132,7 +132,7 @@ class Timeline:
         }
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Go on from plain values."""
+        """Restore the state from plain values."""
         self.clock, self.steps = values["clock"], values["steps"]
         self.queue = [Flight(*entry) for entry in values["queue"]]
         self._working = {flight.client for flight in self.queue}
@@ -225,7 +225,7 @@ class Duration:
     trace: str | None = None
 
     def seconds(self, seed: Key, client: int, turn: int) -> float:
-        """The time that a client's piece of work number `turn` takes."""
+        """Return the time of a client's local training number `turn`."""
         if self.kind == "constant" or self.fastest == 0.0:
             return self.fastest
         if self.kind == "trace":

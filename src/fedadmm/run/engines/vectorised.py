@@ -1,4 +1,4 @@
-"""Many clients at once in this process, for models so small that Python would be the work."""
+"""Vectorised engine: stacks of clients in one process, for small models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ core's share of the last-level cache (measured: 4 MiB takes half the time of 32 
 parameters)."""
 KINDS = (Quadratic, LeastSquares, LogisticRegression, ModelObjective)
 COMPARED = 200
-"""Of more clients than these, this many evenly spaced ones are compared before the first round."""
+"""Largest number of clients, evenly spaced, that are compared before the first round."""
 
 
 @part("engine", "vectorised")
@@ -64,7 +64,7 @@ class Vectorised(EngineChoice):
     stack: Count | None = None
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        reason = refusal(job)
+        reason = stacking_obstacle(job)
         if reason is not None:
             raise CompatibilityError(f"Vectorised: {reason}")
         return VectorisedEngine(job, store, self.stack)
@@ -74,19 +74,19 @@ class Vectorised(EngineChoice):
 
 
 class _Stack(NamedTuple):
-    """Some clients of a round, in order of falling size."""
+    """Clients of a round, in order of decreasing size."""
 
     clients: list[int]
     state: object
     first: Tensor
-    """Whether it is the client's first round, (K, 1)."""
+    """Whether this is the client's first round, of shape (K, 1)."""
     objective: StackedObjective
     rests: list[tuple[Tensor, ...] | None]
     memory: tuple[Tensor, ...] | None
 
 
 class VectorisedEngine(Engine):
-    """Runs clients in stacks; every stack is as many clients as `stack` says or memory allows."""
+    """Engine that runs clients in stacks, of `stack` clients or as many as memory allows."""
 
     def __init__(self, job: Job, store: ClientRecords, stack: int | None = None) -> None:
         self._job = job
@@ -191,7 +191,7 @@ def _describe(
     solves: Sequence[SolveInfo],
     theta: Tensor | None,
 ) -> list[ClientInfo]:
-    """What callbacks may know about each client's round."""
+    """Return the statistics of each client's round."""
     anchor = problem.start if theta is None else theta
     weights = torch.as_tensor(problem.weight, dtype=result.params.dtype).reshape(-1)
     moves = norm(result.params - problem.start)
@@ -211,8 +211,8 @@ def _describe(
     return [ClientInfo(*column) for column in columns]
 
 
-def refusal(job: Job) -> str | None:
-    """Why a job's clients cannot run stacked, or None when they can."""
+def stacking_obstacle(job: Job) -> str | None:
+    """Return why the clients of a job cannot be stacked, or None if they can."""
     stacks = isinstance(job.solver, IterativeSolver) and job.solver.stacks
     if job.algorithm.requirements.local.local_solve and not stacks:
         names = names_of("solver", lambda kind: getattr(kind, "stacks", False))
@@ -235,7 +235,7 @@ def refusal(job: Job) -> str | None:
 
 
 def _trial(client: ModelObjective, initial: Tensor) -> str | None:
-    """Whether torch.func can run the model, and the loss of two samples is the mean of theirs."""
+    """Return why torch.func cannot run the model, or its loss is no mean; None if it can."""
     core = _model_core(client)
     if isinstance(core, NetworkCore):
         return None
@@ -262,7 +262,7 @@ def _model_core(client: ModelObjective) -> Core:
 
 
 class Stacker:
-    """Joins clients' objectives; all of them must be of the first one's kind."""
+    """Stacks clients' objectives, which must all be of the kind of the first."""
 
     def __init__(self, job: Job) -> None:
         self._dtype = job.initial.dtype
@@ -275,7 +275,7 @@ class Stacker:
             self._core = least_squares_core if squares else logistic_core
 
     def join(self, clients: Sequence[int], objectives: Sequence[Any]) -> StackedObjective:
-        """The stack of these clients' objectives, in the given order."""
+        """Return the stack of these clients' objectives, in the given order."""
         for client, objective in zip(clients, objectives, strict=True):
             if not _alike(self._first, objective):
                 raise CompatibilityError(f"Vectorised: {_UNLIKE.format(client)}")
@@ -298,7 +298,7 @@ _UNLIKE = (
 
 
 def _alike(first: Any, other: Any) -> bool:
-    """Whether two clients can be in one stack."""
+    """Return whether two clients can be in one stack."""
     if type(other) is not type(first) or not isinstance(first, ModelObjective):
         return type(other) is type(first)
     shared = other.flat is first.flat and other.loss == first.loss

@@ -28,14 +28,14 @@ from fedadmm.run.client import Job
 from fedadmm.run.process_memory import keep_freed_memory
 
 ORPHAN_CHECK_SECONDS = 1.0
-"""How long a child waits before it looks whether its parent still lives."""
+"""Seconds after which a child checks whether its parent is alive."""
 ALIGNMENT = 64
-"""A cache line."""
+"""Alignment in bytes: a cache line."""
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """Where a tensor lies within its region."""
+    """Position of a tensor in its region."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -47,12 +47,12 @@ def _aligned(size: int) -> int:
 
 
 def region_bytes(tree: object) -> int:
-    """How large a region must be to hold a tree."""
+    """Return the size of a region for a tree."""
     return sum(_aligned(leaf.numel() * leaf.element_size()) for leaf in trees.tensors(tree))
 
 
 def start_method() -> Literal["fork", "spawn"]:
-    """How worker processes start here: a fork sees everything as it is, a spawned one a copy."""
+    """Return the start method of processes: fork shares all objects, spawn copies them."""
     return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -72,7 +72,7 @@ class SharedMemory:
             self._bytes = torch.empty(count, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
 
     def write(self, region: int, tree: object) -> Any:
-        """Copy a tree's tensors into a region; what is returned is small and finds them again."""
+        """Copy a tree's tensors into a region, and return a small reference to them."""
         needed, end = region_bytes(tree), 0
         if needed > self.size:
             raise EngineError(
@@ -90,7 +90,7 @@ class SharedMemory:
         return trees.map_tensors(place, tree)
 
     def read(self, region: int, skeleton: Any) -> Any:
-        """The tree that was written, as views: the next write into the region changes them."""
+        """Return a tree as views of the region, which the next write changes."""
         return trees.map_tensors(partial(self._tensor, region), skeleton, _Leaf)
 
     def _tensor(self, region: int, leaf: _Leaf) -> Tensor:
@@ -103,7 +103,7 @@ class SharedMemory:
 
 
 class Memory(NamedTuple):
-    """What parent and children share: the broadcast, and a slot for each task in work."""
+    """Memory shared with children: the broadcast, and a slot for each running task."""
 
     shared: SharedMemory
     inputs: SharedMemory
@@ -111,24 +111,24 @@ class Memory(NamedTuple):
 
 
 class Piece(Protocol):
-    """A task's work; it goes through a pipe, and so holds plain values only."""
+    """Work of a task; it is sent through a pipe and contains plain values only."""
 
     def __call__(self, job: Job, shared: Any, number: int, given: Any) -> Any:
-        """The result, a tree, from what all tasks share and what this one is given."""
+        """Return the result as a tree, from the shared and the own inputs."""
 
     def named(self, number: int) -> str:
-        """The task in the sentence "... failed"."""
+        """Return the name of the task in messages."""
 
 
 class Begins(NamedTuple):
-    """The tasks that follow are of this kind; what they share has been written."""
+    """Message: the following tasks are of this kind, and their shared inputs are written."""
 
     piece: Piece
     shared: Any
 
 
 class Task(NamedTuple):
-    """What a task is given is in the inputs of its slot."""
+    """Message: the inputs of a task are in its slot."""
 
     number: int
     slot: int
@@ -136,14 +136,14 @@ class Task(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A task's result is in the outputs of its slot."""
+    """Message: a task's result is in its slot."""
 
     number: int
     result: Any
 
 
 class Failed(NamedTuple):
-    """A task raised."""
+    """Message: a task raised an exception."""
 
     number: int
     kind: str
@@ -152,7 +152,7 @@ class Failed(NamedTuple):
 
 
 def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
-    """Serve until the parent says None, or is gone."""
+    """Run tasks until the parent sends None or has exited."""
     signals.leave_to_parent()
     gc.freeze()  # what the parent made is not collected here, so its pages stay shared
     torch.set_num_threads(1)
@@ -182,6 +182,6 @@ def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
 
 
 def work_on_copy(job: bytes, memory: Memory, connection: Connection, parent: int) -> None:
-    """Serve in a spawned process, which has nothing of its parent's but a copy of the job."""
+    """Run tasks in a spawned process, which has a copy of the job."""
     made: Job = torch.load(io.BytesIO(job), weights_only=False)  # the parent wrote it
     work(made, memory, connection, parent)

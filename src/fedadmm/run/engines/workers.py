@@ -52,13 +52,13 @@ from fedadmm.run.engines.worker_process import (
 from fedadmm.run.process_memory import return_freed_memory
 
 SLOTS_PER_WORKER = 4
-"""Tasks a worker may be ahead of the one that is handed on next; bounds memory."""
+"""Largest number of tasks between the next result and the newest task; bounds memory."""
 AHEAD = 2
-"""Tasks a worker holds, so that it need not wait for the parent between two of them."""
+"""Tasks assigned to a worker, so that it does not wait for the parent between them."""
 ATTEMPTS = 2
-"""How often a task is started before its worker's death is its own fault."""
+"""Attempts of a task before the death of its worker is attributed to it."""
 PATIENCE_SECONDS = 5.0
-"""How long a process may take to end when asked to."""
+"""Seconds that a process has to exit."""
 
 
 @part("engine", "workers")
@@ -84,14 +84,14 @@ class Workers(EngineChoice):
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class Training(NamedTuple):
-    """A client's round, as a task."""
+    """Task that runs a client's round."""
 
     round_index: int
 
@@ -104,7 +104,7 @@ class Training(NamedTuple):
 
 
 class WorkersEngine(Engine):
-    """Gives clients to a pool of workers and hands results on in order."""
+    """Runs clients in a pool of workers and yields their results in order."""
 
     def __init__(self, job: Job, store: ClientRecords, workers: int, timeout: float) -> None:
         self._job = job
@@ -145,7 +145,7 @@ class WorkersEngine(Engine):
 
 
 def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
-    """The sizes of a broadcast, of a record, and of a record with an upload."""
+    """Return the sizes of a broadcast, of a record, and of a record with an update."""
     vector, buffers = job.initial, job.initial_buffers
     before = job.algorithm.init_client(vector)
     result = LocalResult.like(vector)
@@ -173,11 +173,11 @@ class _Queue:
         self.waiting = list(range(len(numbers)))
 
     def slot_of(self, position: int) -> int:
-        """The slot of a task."""
+        """Return the slot of a task."""
         return position % self._slots
 
     def next(self, handed_on: int) -> int | None:
-        """The position of the task to start, if one has a slot."""
+        """Return the position of the next task to start, if there is a free slot."""
         ready = [p for p in self.waiting[: self._slots] if p < handed_on + self._slots]
         if not ready:
             return None
@@ -189,7 +189,7 @@ class _Queue:
 
 
 class _Worker:
-    """One process, its pipe, and the tasks it holds; the first of them is running."""
+    """A process, its pipe, and its tasks, the first of which is running."""
 
     def __init__(self, job: Job, memory: Memory, begins: Begins | None) -> None:
         method = start_method()
@@ -251,7 +251,7 @@ def _copied(job: Job) -> bytes:
 
 
 class Pool:
-    """Worker processes that share memory with this one."""
+    """Pool of worker processes that share memory with this one."""
 
     memory: Memory
 
@@ -266,7 +266,7 @@ class Pool:
         self._sizes = (0, 0, 0)
 
     def reserve(self, shared: int, inputs: int, outputs: int) -> None:
-        """Make sure that a region has this many bytes; processes start again when it must grow."""
+        """Ensure the size of the shared regions; processes are restarted if they must grow."""
         wanted = (shared, inputs, outputs)
         if any(have < want for have, want in zip(self._sizes, wanted, strict=True)):
             self.stop()
@@ -309,13 +309,13 @@ class Pool:
                     self.stop()
 
     def stop(self) -> None:
-        """End all processes: idle ones when they are asked, busy ones at once."""
+        """Stop all processes: idle ones by a request, busy ones immediately."""
         for worker in self._workers:
             worker.end(politely=not worker.held)
         self._workers = []
 
     def _begin(self, piece: Piece, shared: Any) -> None:
-        """See that all processes run, and announce the work to them and to their successors."""
+        """Start all processes, and send the work to them and to their replacements."""
         self._begins = None
         for index, worker in enumerate(self._workers):
             if not worker.process.is_alive():
@@ -333,7 +333,7 @@ class Pool:
                 self._replace(index)
 
     def _feed(self, queue: _Queue, position: int, given: Callable[[int], Any]) -> None:
-        """Give waiting tasks to the workers that hold the fewest; near the end none hoards."""
+        """Assign waiting tasks to the workers with the fewest tasks, evenly near the end."""
         while queue.waiting:
             worker = min(self._workers, key=lambda one: len(one.held))
             if len(worker.held) >= (AHEAD if len(queue.waiting) > self._count else 1):
@@ -347,7 +347,7 @@ class Pool:
                 worker.give(task)
 
     def _wait(self) -> Iterator[Finished | Failed]:
-        """Replies that have arrived; waits for one.  Dead workers are replaced once a task."""
+        """Wait for results, and return those that have arrived; dead workers are replaced."""
         by_handle: dict[Any, int] = {}
         for index, worker in enumerate(self._workers):
             by_handle[worker.connection] = by_handle[worker.process.sentinel] = index
@@ -379,7 +379,7 @@ class Pool:
         return dead
 
     def _recover(self, index: int) -> None:
-        """Start a dead worker's tasks again, the one that ran at most once more."""
+        """Restart a dead worker's tasks; the one that was running at most once."""
         dead = self._replace(index)
         if dead.held:
             self._deaths[dead.held[0].number] += 1
@@ -399,7 +399,7 @@ class Pool:
 
 
 def _failure(piece: Piece, reply: Failed) -> Exception:
-    """A mistake in the set-up stays what it is; anything else names the task and the place."""
+    """Return the exception of a failed task: its own class for our errors, else EngineError."""
     kind = getattr(errors, reply.kind, None)
     if isinstance(kind, type) and issubclass(kind, errors.FedADMMError):
         return kind(reply.message)
