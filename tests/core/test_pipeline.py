@@ -12,7 +12,7 @@ from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.pipeline.postprocessors import vectors_of
 from support.federations import WEIGHTS, distance, federation, run
 from support.rejections import naming
-from test_properties import DETERMINISTIC, ROWS, cohort, rows_federation
+from test_properties import DETERMINISTIC, ROWS, cohort, least_squares_federation
 
 COMPRESSED = {
     "top-k": [fa.TopK(0.5)],
@@ -75,7 +75,7 @@ def options(row: Any, stages: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in WHOLE])
 def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monkeypatch):
-    row, given = ROWS[name], rows_federation()
+    row, given = ROWS[name], least_squares_federation()
     spy, store = Spy(monkeypatch, row.algorithm), fa.MemoryStore()
     result = run(row.algorithm, given, ROUNDS, store=store, **options(row, STAGES[stages]))
     cohorts = [found for record in result.history if (found := record["cohort"]["clients"])]
@@ -111,7 +111,7 @@ def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monk
 def test_nothing_that_is_sent_is_longer_than_the_clip(name, stages, monkeypatch):
     row = ROWS[name]
     spy = Spy(monkeypatch, row.algorithm)
-    run(row.algorithm, rows_federation(), ROUNDS, **options(row, STAGES[stages]))
+    run(row.algorithm, least_squares_federation(), ROUNDS, **options(row, STAGES[stages]))
     norms = [float(torch.cat(list(sent.values())).norm()) for sent in spy.sent]
     assert max(norms) <= 0.05 * (1 + 1e-12)
     assert max(norms) > 0.03
@@ -129,7 +129,7 @@ TRACKED = {
 @pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("name", TRACKED)
 def test_the_tracked_mean_is_the_mean_of_what_was_sent(name, stages):
-    row, given, store = ROWS[name], rows_federation(), fa.MemoryStore()
+    row, given, store = ROWS[name], least_squares_federation(), fa.MemoryStore()
     chosen = options(row, STAGES[stages])
     result = run(row.algorithm, given, ROUNDS, store=store, **chosen)
     mean, own, scale = TRACKED[name]
@@ -147,7 +147,7 @@ def test_the_tracked_mean_is_the_mean_of_what_was_sent(name, stages):
 def test_diagnostics_know_that_a_rest_is_not_lost(name, stages):
     row, look = ROWS[name], fa.Diagnostics(1)
     chosen = options(row, STAGES[stages])
-    result = run(row.algorithm, rows_federation(), ROUNDS, callbacks=[look], **chosen)
+    result = run(row.algorithm, least_squares_federation(), ROUNDS, callbacks=[look], **chosen)
     assert max(record["callbacks"]["mean_drift"] for record in result.history) < 1e-10
 
 
@@ -157,7 +157,7 @@ def test_a_message_that_must_not_be_cut_is_refused(name):
     with pytest.raises(
         fa.errors.CompatibilityError, match=naming(f"algorithm {type(row.algorithm).__name__} TopK")
     ):
-        run(row.algorithm, rows_federation(), 2, **options(row, [fa.TopK(1)]))
+        run(row.algorithm, least_squares_federation(), 2, **options(row, [fa.TopK(1)]))
 
 
 @pytest.mark.parametrize("stages", ["8 bits", "top-k", "bfloat16", "random-k", "2 bits"])
@@ -176,8 +176,8 @@ def test_every_engine_sends_the_same(name, engine):
     row = ROWS[name]
     stages = [fa.AdaptiveClip(0.1), fa.TopK(3), fa.Quantise(4), fa.GaussianNoise(0.5, 0.1)]
     chosen = options(row, stages)
-    one = run(row.algorithm, rows_federation(), ROUNDS, engine="sequential", **chosen)
-    other = run(row.algorithm, rows_federation(), ROUNDS, engine=engine, **chosen)
+    one = run(row.algorithm, least_squares_federation(), ROUNDS, engine="sequential", **chosen)
+    other = run(row.algorithm, least_squares_federation(), ROUNDS, engine=engine, **chosen)
     torch.testing.assert_close(one.params, other.params, rtol=0, atol=1e-10)
     assert [r["traffic"]["bytes_up"] for r in one.history] == [
         r["traffic"]["bytes_up"] for r in other.history
@@ -194,13 +194,13 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(name, store, tmp_path):
     def kept() -> Any:
         return fa.MemoryStore() if store == "memory" else fa.DiskStore(tmp_path / "clients")
 
-    whole = run(row.algorithm, rows_federation(), ROUNDS, **chosen)
+    whole = run(row.algorithm, least_squares_federation(), ROUNDS, **chosen)
     points = fa.Checkpoints(tmp_path / "points", every=1)
-    run(row.algorithm, rows_federation(), 5, checkpoints=points, store=kept(), **chosen)
+    run(row.algorithm, least_squares_federation(), 5, checkpoints=points, store=kept(), **chosen)
     points = fa.Checkpoints(tmp_path / "points", every=1)
     rest = run(
         row.algorithm,
-        rows_federation(),
+        least_squares_federation(),
         ROUNDS,
         checkpoints=points,
         store=kept(),
@@ -290,14 +290,20 @@ WRONG = {
 def test_bad_stages_are_refused_before_the_first_round(case):
     stages, names = WRONG[case]
     with pytest.raises(fa.FedADMMError, match=naming(names)):
-        run(fa.FedAvg(), rows_federation(), 2, pipeline=stages, solver=fa.GradientDescent(0.1))
+        run(
+            fa.FedAvg(),
+            least_squares_federation(),
+            2,
+            pipeline=stages,
+            solver=fa.GradientDescent(0.1),
+        )
 
 
 NOISY = [fa.Clip(1.0), fa.GaussianNoise(1.0)]
 
 
 def test_noise_beside_what_it_does_not_hide_is_refused():
-    given = rows_federation()
+    given = least_squares_federation()
     work: dict[str, Any] = {"solver": fa.GradientDescent(0.1), "pipeline": NOISY}
     with pytest.raises(
         fa.errors.CompatibilityError, match=naming("algorithm FedNova GaussianNoise")

@@ -18,7 +18,7 @@ from fedadmm.core.privacy import Accountant, multiplier_for
 from fedadmm.core.rng import KeyedGenerator
 from support.federations import run
 from support.rejections import naming
-from test_properties import rows_federation
+from test_properties import least_squares_federation
 
 WORK: dict[str, Any] = {"solver": fa.GradientDescent(0.1), "stop": fa.Steps(2)}
 
@@ -59,7 +59,9 @@ def test_only_coins_amplify():
     spent = {}
     for sampler in (fa.BernoulliSampling(0.4), fa.UniformSampling(2), fa.FullParticipation()):
         upload = [fa.Clip(1.0), fa.GaussianNoise(2.0)]
-        result = run(fa.FedAvg(), rows_federation(), 5, sampler=sampler, pipeline=upload, **WORK)
+        result = run(
+            fa.FedAvg(), least_squares_federation(), 5, sampler=sampler, pipeline=upload, **WORK
+        )
         spent[type(sampler)] = result.history[-1]["privacy"]["epsilon"]
     full = Accountant(2.0, 1e-5).epsilon(5)
     assert spent[fa.UniformSampling] == spent[fa.FullParticipation] == full
@@ -68,7 +70,7 @@ def test_only_coins_amplify():
 
 def test_a_budget_ends_the_run_before_it_is_exceeded():
     upload = [fa.Clip(1.0), fa.GaussianNoise(3.0, budget=4.0)]
-    result = run(fa.FedAvg(), rows_federation(), 50, pipeline=upload, **WORK)
+    result = run(fa.FedAvg(), least_squares_federation(), 50, pipeline=upload, **WORK)
     account = Accountant(3.0, 1e-5)
     assert result.code == "budget"
     assert account.epsilon(len(result.history)) <= 4.0 < account.epsilon(len(result.history) + 1)
@@ -77,7 +79,7 @@ def test_a_budget_ends_the_run_before_it_is_exceeded():
 
 
 def test_a_budget_that_is_spent_already_is_refused(tmp_path):
-    given = rows_federation()
+    given = least_squares_federation()
 
     def upload(budget: float) -> list[Any]:
         return [fa.Clip(1.0), fa.GaussianNoise(3.0, budget=budget)]
@@ -120,7 +122,7 @@ def test_the_noise_is_that_of_the_heaviest_client():
 
 
 def test_a_round_without_anybody_has_noise_and_the_replies_do_not_count():
-    given = rows_federation()
+    given = least_squares_federation()
     upload = [fa.Clip(1e-12), fa.GaussianNoise(1.0)]
     rare = fa.BernoulliSampling(1e-6)
     result = run(fa.FedAvg(), given, 3, sampler=rare, pipeline=upload, **WORK)
