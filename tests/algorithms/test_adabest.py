@@ -53,7 +53,7 @@ def test_against_the_algorithm_as_printed(sampler):
 
 
 @pytest.mark.parametrize(("mu", "beta"), [(0.8, 0.0), (0.8, 0.5), (0.3, 0.8)])
-def test_with_everybody_it_stays_tied_to_the_start(mu, beta):
+def test_with_full_participation_the_limit_depends_on_the_initial_model(mu, beta):
     """The limit is argmin f(x) + (mu (1 - beta) / 2) ||x - x0||^2, for both theta and m."""
     given = federation(82, weights=WEIGHTS)
     last = snapshots(fa.AdaBest(mu, beta), given, 900, **WORK)[-1]

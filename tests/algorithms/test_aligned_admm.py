@@ -210,7 +210,7 @@ def test_sigma_zero_is_feddyn(sampler, members):
 
 @pytest.mark.parametrize("kind", PROX)
 @pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, "auto"])
-def test_with_everybody_it_is_fedadmm_and_feddr(sigma, kind):
+def test_with_full_participation_it_is_fedadmm_and_feddr(sigma, kind):
     given = federation(94, weights=WEIGHTS, regularizer=PROX[kind][0])
     for options in (
         {"rho": fa.schedules.Piecewise({0: 1.2, 9: 2.0})},
@@ -261,7 +261,7 @@ ENGINES = {
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_h_is_the_mean_of_all_duals_whoever_replies(name):
+def test_h_is_the_mean_of_all_duals_for_any_participants(name):
     given = federation(96, weights=WEIGHTS)
     options, samplers = ENGINES[name]
     for sampler in samplers.values():
@@ -276,7 +276,7 @@ def test_h_is_the_mean_of_all_duals_whoever_replies(name):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_members_seen_counts_the_duals_of_those_who_took_part(sampler):
+def test_members_seen_averages_the_duals_of_past_participants(sampler):
     given = federation(97, weights=WEIGHTS)
     method = fa.AlignedADMM(1.3, members="seen", sigma=0.4)
     seen: set[int] = set()
@@ -364,7 +364,7 @@ def test_kept_vectors_are_those_of_distinct_last_rounds():
     assert sorted(state.sums) == [2, 4]
 
 
-def test_a_method_with_virtual_steps_cannot_tolerate_late_replies():
+def test_a_method_with_virtual_steps_rejects_stale_updates():
     @dataclass(frozen=True)
     class Careless(fa.AlignedADMM):
         @property

@@ -156,7 +156,7 @@ def test_the_drift_of_feddualavg_vanishes_with_the_rate():
 
 
 @pytest.mark.parametrize("method", [fa.FedMid(), fa.FedDualAvg()])
-def test_a_rule_that_measures_gradients_is_refused(method):
+def test_a_rule_that_measures_gradients_is_rejected(method):
     given = federation(125, regularizer=fa.L1(0.1))
     with pytest.raises(
         fa.errors.CompatibilityError,

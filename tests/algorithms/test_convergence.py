@@ -109,7 +109,7 @@ def test_scaffold_stands_still_where_fedavg_does_not():
     assert np.linalg.norm(controlled - given.optimum) < 1e-9
 
 
-def test_a_server_vector_that_is_not_the_mean_ends_beside_the_optimum():
+def test_a_server_vector_that_is_not_the_mean_converges_to_a_biased_point():
     """A step that falls to tracking leaves an offset from the mean of the u_i for ever.
 
     Where the run stands still all w_i are theta, so sum a_i y_i = -rho * offset, and with

@@ -129,7 +129,7 @@ def test_the_server_minimises_the_augmented_lagrangian_although_rho_changes(samp
 
 
 @pytest.mark.parametrize("before", [0.3, 1.0])
-def test_a_change_of_rho_leaves_the_optimum_alone(before):
+def test_a_change_of_rho_does_not_change_the_limit(before):
     """2 of 10 clients a round: theta is at the optimum when rho grows tenfold, and stays there."""
     given = federation(37, clients=10)
     schedule = fa.schedules.Piecewise({0: before, 900: 10 * before})
@@ -187,7 +187,7 @@ def test_where_a_biased_limit_lies(kind, step):
     assert method(RHO, step=step).bias is not None
 
 
-def test_members_seen_is_all_once_everybody_was_seen():
+def test_members_seen_equals_all_once_every_client_has_participated():
     """With everybody in round 0 the two options cannot be told apart."""
     given = federation(35, weights=WEIGHTS)
     trace = fa.TraceSampling([[0, 1, 2, 3, 4], [0, 3], [1], [2, 4]], repeat=True)

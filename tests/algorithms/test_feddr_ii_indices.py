@@ -55,7 +55,7 @@ def draws(clients: int, size: int, rounds: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("reading", ["undone", "late"])
-def test_with_everybody_the_printed_indices_are_the_recursion(reading):
+def test_with_full_participation_the_printed_indices_are_the_recursion(reading):
     given = federation(71)
     ours = run(fa.FedDRII(ETA), given, 30)
     models = printed(given, [range(5)] * 31, reading)

@@ -173,7 +173,7 @@ def test_fedcm_without_momentum_is_fedavg():
 
 @pytest.mark.parametrize("solver", [fa.ExactSolver(), fa.AcceleratedGradient(0.1), fa.LBFGS()])
 @pytest.mark.parametrize("method", [fa.FedNova(), fa.FedCM(), fa.FedMid(), fa.Scaffnew()])
-def test_solvers_without_plain_steps_are_refused(method, solver):
+def test_solvers_without_plain_steps_are_rejected(method, solver):
     kind = type(solver).__name__
     with pytest.raises(
         fa.errors.CompatibilityError, match=naming(f"solver {kind} {type(method).__name__}")

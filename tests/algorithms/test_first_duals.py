@@ -80,7 +80,7 @@ def test_fedpd_is_the_notes_algorithm_from_these_duals(probability):
 
 
 @pytest.mark.parametrize("members", ["all", "seen"])
-def test_everybody_counts_from_the_start(members):
+def test_all_clients_are_members_after_an_initial_round(members):
     given = federation(73, weights=WEIGHTS)
     options = {"sampler": fa.UniformSampling(2), "seed": 1, "rounds": 8}
     plain = run(fa.FedADMM(RHO, dual="gradient"), given, **options)
@@ -127,7 +127,7 @@ def test_gongs_bound_loses_the_term_of_the_start(dual):
     assert all(value <= bound for value, bound in zip(measured, bounds, strict=True))
 
 
-def test_a_numeric_step_is_refused():
+def test_a_numeric_step_is_rejected():
     with pytest.raises(ParameterError, match=naming("step 1.0 'tracking' dual")):
         fa.FedADMM(RHO, step=1.0, dual="gradient")
     with pytest.raises(ParameterError, match=naming("dual 'gradient' 'zero'")):

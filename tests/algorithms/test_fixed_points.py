@@ -265,7 +265,7 @@ REST = [
 
 
 @pytest.mark.parametrize(("title", "kind"), REST)
-def test_nothing_moves_at_the_optimum(title, kind):
+def test_the_optimum_is_a_fixed_point(title, kind):
     """In four of the twelve circumstances, others for every case."""
     case = CASES[title]
     circumstances = list(itertools.product(samplers(case.method), (True, False), (None, WEIGHTS)))
@@ -274,7 +274,7 @@ def test_nothing_moves_at_the_optimum(title, kind):
 
 
 @pytest.mark.parametrize("title", [title for title in CASES if title not in STILL])
-def test_what_has_no_rest_at_the_optimum_leaves_it_and_says_so(title):
+def test_methods_without_a_fixed_point_at_the_optimum_declare_a_bias(title):
     case = CASES[title]
     assert case.method.bias is not None
     assert moved(case, "smooth", samplers(case.method)[0], True, WEIGHTS) > 1e-3
@@ -289,7 +289,7 @@ CIRCUMSTANCES = [
 
 
 @pytest.mark.parametrize("title", CASES)
-def test_it_comes_back_to_the_optimum_or_says_why_not(title):
+def test_methods_converge_to_the_optimum_unless_they_declare_a_bias(title):
     """From a far start, with two of the circumstances in turn; to miss it, one is enough."""
     (method, start), furthest = CASES[title], 0.0
     place = list(CASES).index(title)
@@ -345,7 +345,7 @@ def test_every_registered_scheme_is_tried():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", PROPER)
-def test_every_scheme_that_takes_everybody_again_leads_to_the_optimum(scheme, name):
+def test_every_proper_sampling_scheme_leads_to_the_optimum(scheme, name):
     given = federation(73, weights=WEIGHTS)
     given = given._replace(start=given.start + 5)
     aim = torch.from_numpy(given.optimum)

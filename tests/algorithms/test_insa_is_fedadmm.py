@@ -183,7 +183,7 @@ def test_absent_clients_count_with_their_last_penalty_or_as_released_with_their_
     assert_same(run(method, given, sampler=scheme, seed=5).trajectory, expected)
 
 
-def test_with_everybody_the_two_readings_of_the_penalty_are_one():
+def test_with_full_participation_both_definitions_of_the_penalty_agree():
     given = federation(65)
     solved = run(fa.FedADMMInSa(BETA, mu=1.2), given).trajectory
     following = run(fa.algorithms.FedADMMInSaReleased(BETA, mu=1.2, memory=0.0), given).trajectory

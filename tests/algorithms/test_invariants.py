@@ -40,7 +40,7 @@ def test_fedadmm_tracks_the_mean_of_all_augmented_models(sampler, regularizer):
 
 @pytest.mark.parametrize("start", ["own", "current"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_members_seen_is_the_mean_over_those_who_took_part(sampler, start):
+def test_members_seen_is_the_mean_over_past_participants(sampler, start):
     given = federation(82, weights=WEIGHTS)
     rho = 1.2
     method = fa.FedADMM(rho, members="seen")

@@ -86,7 +86,7 @@ def test_feddrs_program_from_zero():
     assert_same(run(method, given, len(TRACE), sampler=fa.TraceSampling(TRACE)).trajectory, theirs)
 
 
-def test_feddrs_program_with_everybody_forgets_where_it_started():
+def test_feddrs_program_with_full_participation_is_independent_of_the_start():
     """v_i = 0 and x_i = x^0 = xbar: the first prox is at zero, so the run is ours from zero."""
     given = federation(5, weights=WEIGHTS)
     everybody = [(range(5), [0] * 5)] * 40

@@ -114,7 +114,7 @@ def test_rounds_grow_like_the_root_of_the_condition_number():
         assert count < 2 * math.sqrt(kappa) * math.log(1e12)
 
 
-def test_a_rule_that_ends_solves_by_itself_is_refused():
+def test_a_rule_that_ends_solves_by_itself_is_rejected():
     with pytest.raises(
         fa.errors.CompatibilityError, match=naming("algorithm Scaffnew GradientTolerance")
     ):

@@ -140,7 +140,7 @@ def test_fedexp_follows_algorithm_1(epsilon, sampler):
     assert_same(result.trajectory, np.array(expected))
 
 
-def test_fedexp_is_fedavg_where_one_client_replies():
+def test_fedexp_with_one_participant_is_fedavg():
     """||delta||^2 / (2 (||delta||^2 + epsilon)) is below a half."""
     given, options = federation(63), {"sampler": fa.UniformSampling(1), "seed": 2, **WORK}
     moved = run(fa.FedExP(), given, **options)

@@ -82,7 +82,7 @@ def late(method: Any, engine: Any, **options: Any) -> fa.Result:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_late_replies_do_to_a_method_what_it_declares(name):
+def test_stale_updates_affect_a_method_as_it_declares(name):
     method = VARIANTS[name]
     result = late(method, VirtualTime())
     assert result.code == ("completed" if method.requirements.stale_updates else "diverged"), (
@@ -122,5 +122,5 @@ def test_an_asynchronous_deployment_rejects_them_as_well(name):
 @pytest.mark.parametrize(
     "engine", [GivenDelays(0), VirtualTime(max_staleness=0, policy="drop")], ids=["law", "clock"]
 )
-def test_an_engine_on_which_no_reply_is_late_takes_every_method(engine):
+def test_an_engine_on_which_no_update_is_late_takes_every_method(engine):
     assert run(fa.FedAvg(), GIVEN, 3, engine=engine).code == "completed"

@@ -52,7 +52,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_value_and_gradients_are_those_of_all_rows_whatever_the_batches(source):
+def test_value_and_gradients_are_those_of_all_samples_whatever_the_batches(source):
     loss, batches = SOURCES[source]()
     whole = stacked()
     streamed = fa.BatchObjective(perceptron(), loss, batches).to(torch.float64)
@@ -152,7 +152,7 @@ def test_one_bare_module_for_all_clients_has_one_vector():
     assert fa.BatchObjective(perceptron(), PAIRS, pairs_of(4)).flat is not first.flat
 
 
-def test_metrics_are_means_over_rows():
+def test_metrics_are_means_over_samples():
     flat = fa.FlatModule(perceptron())
 
     def measure(module, batch):
@@ -168,7 +168,7 @@ def test_metrics_are_means_over_rows():
     assert found["test_rows"] == pytest.approx((3 * 4 * 4 + 1) / ROWS)
 
 
-def test_scores_over_all_rows_are_sklearns_whatever_the_batches():
+def test_scores_over_all_samples_are_sklearns_whatever_the_batches():
     """The mean of the batches' F1 is another number; AUC of a batch may not even exist."""
     draws = torch.Generator().manual_seed(3)
     flat = fa.FlatModule(nn.Linear(2, 1).double())
@@ -232,7 +232,7 @@ def test_only_what_is_trained_travels_and_constants_are_no_statistics():
         (lambda: [{"x": torch.ones(2, 4)}], None, "loss batch x"),
     ],
 )
-def test_what_cannot_be_batches_is_refused(batches, length, names):
+def test_what_cannot_be_batches_is_rejected(batches, length, names):
     def use():
         made = fa.BatchObjective(perceptron(), PAIRS, batches(), length)
         fa.Problem([made]).value(made.flat.vector.clone())
@@ -241,7 +241,7 @@ def test_what_cannot_be_batches_is_refused(batches, length, names):
         use()
 
 
-def test_a_loss_that_is_no_number_is_refused():
+def test_a_loss_that_is_no_number_is_rejected():
     loss = fa.adapters.PairLoss(lambda outputs, targets: outputs)
     with pytest.raises(fa.errors.DataError, match=naming("loss (4, 3)")):
         fa.Problem([fa.BatchObjective(perceptron(), loss, pairs_of(4))])
@@ -257,7 +257,7 @@ def test_a_loss_that_is_no_number_is_refused():
         (["one", "two", "three"], 3),
     ],
 )
-def test_rows_of_a_batch(batch, count):
+def test_samples_of_a_batch(batch, count):
     assert batch_length(batch) == count
 
 
@@ -293,7 +293,7 @@ def test_a_lightning_module_brings_loss_and_metrics():
         module.log("back", 1)
 
 
-def test_what_a_lightning_module_cannot_be_asked_is_refused():
+def test_what_a_lightning_module_cannot_be_asked_is_rejected():
     module, batch = Stepping(), next(iter(pairs_of(4)))
     module.automatic_optimization = False
     with pytest.raises(fa.errors.DataError, match=naming("Stepping automatic_optimization=False")):

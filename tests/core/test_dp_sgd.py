@@ -95,7 +95,7 @@ def test_a_solve_is_the_printed_recursion(name, clip):
     torch.testing.assert_close(result.params, expected, rtol=0, atol=1e-12)
 
 
-def test_many_rows_in_turns_are_the_same_sum(monkeypatch):
+def test_many_samples_in_turns_are_the_same_sum(monkeypatch):
     problem = modules()
     objective, start = problem.clients[0], problem.start(0)
     whole, _ = solver().solve(objective, LocalProblem(start), fa.Steps(3), 5)
@@ -159,7 +159,7 @@ def test_noise_of_a_deployment_is_never_the_same_again():
 
 @pytest.mark.parametrize("name", ["kernels", "torch.func", "least squares"])
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_a_row_whose_gradient_is_not_finite_counts_as_zero(name, engine):
+def test_a_sample_whose_gradient_is_not_finite_counts_as_zero(name, engine):
     """No row may decide whether a result is finite: that would be an answer without noise."""
     with_it, without = PROBLEMS[name](), PROBLEMS[name]()
     for problem, value in ((with_it, 1e308), (without, 0.0)):
@@ -209,7 +209,7 @@ def test_of_clients_with_equal_epochs_the_most_steps_count():
     assert privacy.epsilon(5, made) == Accountant(1.0, 1e-3, 1 / 3).epsilon(18)
 
 
-def test_batches_of_all_rows_are_not_amplified():
+def test_batches_of_all_samples_are_not_amplified():
     result = fa.simulate(fa.FedAvg(), networks(), 2, solver=solver(batch_size=100))
     assert result.history[-1]["privacy"]["epsilon"] == Accountant(1.0, 1e-3).epsilon(2)
 
@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_tells_of_rows_without_noise_is_refused(case):
+def test_statistics_of_samples_without_noise_are_rejected(case):
     changes, names = WRONG[case]
     given: dict[str, Any] = {"algorithm": fa.FedAvg(), "problem": networks(), "solver": solver()}
     with pytest.raises(fa.FedADMMError, match=naming(names)):

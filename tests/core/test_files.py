@@ -53,7 +53,9 @@ def test_a_file_and_its_name_are_durable_when_it_is_written(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("refused", ["create", "sync", "replace"])
-def test_a_refused_write_leaves_the_old_file_and_nothing_else(refused: str, tmp_path: Path) -> None:
+def test_a_rejected_write_leaves_the_old_file_and_nothing_else(
+    refused: str, tmp_path: Path
+) -> None:
     (tmp_path / "a").write_bytes(b"old")
     told = pytest.raises(StateError, match=r"cannot write .*/a: Input/output error")
     with files.using(Noting(refused)), told:

@@ -77,7 +77,7 @@ def test_tied_parameters_are_one():
     torch.testing.assert_close(objective.gradient(flat.vector.clone()), expected)
 
 
-def test_several_precisions_are_refused():
+def test_several_precisions_are_rejected():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     with pytest.raises(fa.errors.ParameterError, match=naming("module")):
         FlatModule(module)
@@ -311,7 +311,7 @@ def dropping(rate: float) -> fa.Problem:
     return small_federation(nn.Dropout(rate))
 
 
-def test_dropout_is_deterministic_under_a_seed_and_leaves_the_global_generator_alone():
+def test_dropout_depends_on_the_seed_and_not_on_the_global_generator():
     options = {"rounds": 3, "solver": fa.SGD(0.2, batch_size=5), "stop": fa.Epochs(2)}
     torch.manual_seed(1)
     state = torch.get_rng_state()

@@ -249,7 +249,7 @@ def _visited(key: int, batch_size: int | None, epochs: int) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 22])
-def test_batches_cover_every_row_once_an_epoch(batch_size):
+def test_batches_cover_every_sample_once_an_epoch(batch_size):
     per_epoch = -(-23 // batch_size)
     visited = _visited(4, batch_size, 3)
     assert len(visited) == 3 * per_epoch
@@ -259,12 +259,12 @@ def test_batches_cover_every_row_once_an_epoch(batch_size):
     assert not torch.equal(epochs[0], epochs[1])
 
 
-def test_batches_depend_on_the_key_alone():
+def test_batches_depend_on_the_key_only():
     first, again, other = _visited(4, 5, 2), _visited(4, 5, 2), _visited(5, 5, 2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("batch_size", [None, 23, 100])
-def test_a_batch_of_all_rows_is_the_full_gradient(batch_size):
+def test_a_batch_of_all_samples_is_the_full_gradient(batch_size):
     assert _visited(4, batch_size, 2) == [None, None]

@@ -72,8 +72,8 @@ def test_every_engine_starts_there(name, engine, start):
 
 
 @pytest.mark.parametrize("name", ["fedpd", "fedsplit"])
-def test_with_everybody_a_first_round_is_the_same_from_everywhere(name):
-    """So that own and current are one; global is another way."""
+def test_own_and_current_starts_agree_with_full_participation(name):
+    """Their difference is the first round of a client, which is round 0 for all; global differs."""
     ways = [
         short_run("sequential", ALGORITHMS[name], PROBLEMS["logistic"](), start=s).params
         for s in STARTS

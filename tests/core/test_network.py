@@ -93,7 +93,7 @@ def test_gradients_and_steps_equal_autograds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["perceptron", "flattened images", "two classes", "regression"])
-def test_a_stack_with_weighted_rows_equals_one_client_after_the_other(name: str) -> None:
+def test_a_stack_with_weighted_samples_equals_one_client_after_the_other(name: str) -> None:
     clients = [CASES[name]()[0].double() for _ in range(3)]
     _, shape, loss = CASES[name]()
     inputs, targets = _rows(name, shape, 12)
@@ -143,7 +143,7 @@ def test_shared_weights_are_left_to_autograd() -> None:
     assert compile_network(nn.Sequential(layer, nn.ReLU(), layer), losses.cross_entropy) is None
 
 
-def test_rows_of_another_shape_are_left_to_autograd() -> None:
+def test_samples_of_another_shape_are_left_to_autograd() -> None:
     """A Linear acts on the last dimension of whatever it gets; the network knows vectors only."""
     module = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)).double()
     inputs = torch.randn(4, 5, 3, dtype=torch.float64)

@@ -112,7 +112,7 @@ def test_a_network_is_its_module():
     torch.testing.assert_close(objective.gradient(vector), expected, rtol=0, atol=1e-12)
 
 
-def test_rows_are_prepared_batch_by_batch():
+def test_samples_are_prepared_batch_by_batch():
     """uint8 rows stay uint8 in memory, whatever the precision."""
     stored = torch.randint(0, 256, (13, 4), generator=torch.Generator(), dtype=torch.uint8)
     targets = rows(0, 13)[1]
@@ -142,7 +142,7 @@ def test_evaluation_in_parts_is_evaluation_at_once(monkeypatch):
 @pytest.mark.parametrize(
     ("shape", "most"), [((5000, 3), 2048), ((700, 1, 28, 28), 256), ((0, 9), 1)]
 )
-def test_every_row_is_in_one_part_and_wide_rows_are_in_small_ones(shape, most):
+def test_every_sample_is_in_one_part_and_large_samples_are_in_small_parts(shape, most):
     parts = [range(shape[0])[part] for part in model_objective.evaluation_parts(torch.zeros(shape))]
     assert [row for part in parts for row in part] == list(range(shape[0]))
     assert max(map(len, parts), default=0) <= most

@@ -95,7 +95,7 @@ def test_training_goes_on_with_theta_and_everything_else_sees_what_is_handed_out
         assert torch.equal(method.global_params(state.server), theta)
 
 
-def test_the_first_iterate_is_the_one_after_an_initial_round_with_everybody():
+def test_the_first_iterate_is_the_one_after_an_initial_round_with_full_participation():
     given = federation(5)
     method = fa.FedDR(0.8, init="prox")
     everyone = np.mean(

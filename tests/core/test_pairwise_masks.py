@@ -111,7 +111,7 @@ def test_no_two_pairs_rounds_or_sets_have_a_mask_in_common():
     assert len(set(words.tolist())) == len(words)
 
 
-def test_a_key_that_is_not_the_identitys_is_refused():
+def test_a_key_that_is_not_the_identitys_is_rejected():
     identities = {client: pairwise_masks.new_identity() for client in range(3)}
     pinned = {client: pairwise_masks.public_identity(key) for client, key in identities.items()}
     shares = [pairwise_masks.new_share(c, SUBJECT, identities[c])[0] for c in range(3)]
@@ -149,7 +149,7 @@ def test_the_largest_sums_that_may_come_fit_into_the_word(step, bits):
         np.testing.assert_allclose(found, largest, atol=199 * point.step / 2 + 1e-12)
 
 
-def test_a_word_without_headroom_and_an_entry_above_the_bound_are_refused():
+def test_a_word_without_headroom_and_an_entry_above_the_bound_are_rejected():
     with pytest.raises(ParameterError, match=naming("64 bits")):
         pairwise_masks.fixed_point(2.0, 1e-19)
     point = pairwise_masks.fixed_point(2.0, None)
@@ -192,7 +192,7 @@ def test_noise_has_the_spread_that_is_asked_for_and_goes_in_before_the_rounding(
 
 
 @pytest.mark.parametrize("members", [3, 9, 10, 19, 20, 39, 50, 101])
-def test_groups_hold_everybody_once_and_ten_to_nineteen(members):
+def test_groups_contain_every_client_once_and_have_ten_to_nineteen(members):
     made = pairwise_masks.groups(range(members), 10)
     assert [c for group in made for c in group] == list(range(members))
     assert all(10 <= len(group) < 20 for group in made) or (len(made) == 1 and members < 10)

@@ -182,7 +182,7 @@ def test_resumed(personal, kind, tmp_path):
         assert torch.equal(result.personal(client), expected.personal(client))
 
 
-def test_the_gain_of_own_models_is_measured():
+def test_the_gain_of_personalised_models_is_measured():
     problem, rows = lines(3)
     options: dict[str, Any] = {"solver": fa.SGD(0.1, None), "stop": fa.Steps(10)}
     options |= {"evaluate": fa.Evaluation(target="both"), "personal": fa.PersonalLayers(["*.bias"])}
@@ -196,7 +196,7 @@ def test_the_gain_of_own_models_is_measured():
     assert result.history[-1]["metrics"]["loss_gain"] > 1
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_rejected():
     given = federation(43)
     with pytest.raises(fa.errors.CompatibilityError, match=naming("algorithm FedPD Ditto")):
         run_quadratics(fa.FedPD(0.7, 0.3), given, personal=DITTO)

@@ -152,7 +152,7 @@ def test_diagnostics_know_that_a_rest_is_not_lost(name, stages):
 
 
 @pytest.mark.parametrize("name", sorted(WHOLE))
-def test_a_message_that_must_not_be_cut_is_refused(name):
+def test_a_message_that_must_not_be_cut_is_rejected(name):
     row = ROWS[name]
     with pytest.raises(
         fa.errors.CompatibilityError, match=naming(f"algorithm {type(row.algorithm).__name__} TopK")
@@ -287,7 +287,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_bad_stages_are_refused_before_the_first_round(case):
+def test_bad_stages_are_rejected_before_the_first_round(case):
     stages, names = WRONG[case]
     with pytest.raises(fa.FedADMMError, match=naming(names)):
         run(
@@ -302,7 +302,7 @@ def test_bad_stages_are_refused_before_the_first_round(case):
 NOISY = [fa.Clip(1.0), fa.GaussianNoise(1.0)]
 
 
-def test_noise_beside_what_it_does_not_hide_is_refused():
+def test_noise_with_vectors_that_it_does_not_cover_is_rejected():
     given = least_squares_federation()
     work: dict[str, Any] = {"solver": fa.GradientDescent(0.1), "pipeline": NOISY}
     with pytest.raises(

@@ -194,7 +194,7 @@ def test_a_server_without_an_expected_cohort_adds_no_noise():
     assert fa.GaussianNoise(3.0).on_aggregate(given, None, context()) == (given, None)
 
 
-def test_a_round_without_participants_is_noise_alone():
+def test_a_round_without_participants_releases_noise_only():
     cohort = ExpectedCohort(0.3, 0.1)
     found, _ = fa.GaussianNoise(1.0).on_aggregate(
         aggregate(None, 0, 0.0), None, context(cohort=cohort)

@@ -47,7 +47,7 @@ def test_epsilon_without_amplification_lies_above_the_exact_one(multiplier, roun
     assert exact(0.85 * epsilon) > delta
 
 
-def test_an_initial_round_with_everybody_is_counted():
+def test_an_initial_round_with_full_participation_is_counted():
     plain, initial = Accountant(2.0, 1e-5, 0.1), Accountant(2.0, 1e-5, 0.1, True)
     once = Accountant(2.0, 1e-5).epsilon(1)  # of all orders, and the other one of whole ones
     assert once <= initial.epsilon(0) <= 1.002 * once
@@ -55,7 +55,7 @@ def test_an_initial_round_with_everybody_is_counted():
     assert plain.epsilon(0) == 0.0
 
 
-def test_only_coins_amplify():
+def test_only_bernoulli_sampling_amplifies():
     spent = {}
     for sampler in (fa.BernoulliSampling(0.4), fa.UniformSampling(2), fa.FullParticipation()):
         upload = [fa.Clip(1.0), fa.GaussianNoise(2.0)]
@@ -78,7 +78,7 @@ def test_a_budget_ends_the_run_before_it_is_exceeded():
     assert result.history[-1]["privacy"]["epsilon"] == account.epsilon(len(result.history))
 
 
-def test_a_budget_that_is_spent_already_is_refused(tmp_path):
+def test_a_run_whose_budget_is_exhausted_is_rejected(tmp_path):
     given = least_squares_federation()
 
     def upload(budget: float) -> list[Any]:
@@ -121,7 +121,7 @@ def test_the_noise_is_that_of_the_heaviest_client():
     assert abs(drawn.mean()) < 0.05
 
 
-def test_a_round_without_anybody_has_noise_and_the_replies_do_not_count():
+def test_rounds_without_participants_add_noise():
     given = least_squares_federation()
     upload = [fa.Clip(1e-12), fa.GaussianNoise(1.0)]
     rare = fa.BernoulliSampling(1e-6)

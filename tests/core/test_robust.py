@@ -35,7 +35,7 @@ def test_with_equal_weights_they_are_numpys_and_scipys(rows: np.ndarray) -> None
     np.testing.assert_allclose(plain, 3 * rows.mean(0))
 
 
-def test_a_weight_of_three_counts_as_three_replies(rows: np.ndarray) -> None:
+def test_a_weight_of_three_counts_as_three_updates(rows: np.ndarray) -> None:
     weights = [3, 1, 2, 1, 1, 4, 1, 2, 3, 2]
     repeated = np.repeat(rows, weights, axis=0)
     shares = [weight / 20 for weight in weights]

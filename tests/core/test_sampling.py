@@ -67,7 +67,7 @@ def test_ids_are_sorted_plain_and_without_repetition(name):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_cohort_depends_on_seed_and_round_alone(name):
+def test_a_cohort_depends_on_seed_and_round_only(name):
     sampler = SAMPLERS[name]
     forwards = [list(sampler.sample(3, t, N)) for t in range(20)]
     backwards = [list(sampler.sample(3, t, N)) for t in reversed(range(20))]

@@ -164,7 +164,7 @@ def test_a_round_without_steps_keeps_what_the_solver_keeps(engine):
     assert_same_run(result, expected)
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_rejected():
     given = federation(37)
     with pytest.raises(fa.errors.CompatibilityError, match=naming("solver Adam FedNova")):
         run_quadratics(fa.FedNova(), given, solver=fa.Adam(0.1))

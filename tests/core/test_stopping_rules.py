@@ -131,7 +131,7 @@ def test_insa_criterion_against_the_global_vector():
     check(rule, expected, theta=torch.from_numpy(theta))
 
 
-def test_insa_criterion_against_the_own_model_wherever_the_solve_starts():
+def test_insa_criterion_refers_to_the_local_model_for_any_initial_point():
     own, sigma = np.array([1.5, -0.5]), 0.2
     expected = first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(own))
     assert expected != first_epoch(lambda w: gradient_norm(w) <= sigma * gradient_norm(START))

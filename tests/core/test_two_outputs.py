@@ -19,7 +19,7 @@ def _metrics(history: list[dict[str, Any]], ending: str = "") -> list[list[float
     return [[record["metrics"][name + ending] for name in METRICS] for record in history]
 
 
-def test_each_is_measured_as_if_it_were_alone() -> None:
+def test_each_output_is_measured_as_in_a_run_with_one_output() -> None:
     last = resumable_run(8, output=fa.outputs.LastIterate())
     drawn = resumable_run(8, output=fa.outputs.RandomIterate())
     assert _metrics(last.history) != _metrics(drawn.history)
@@ -41,7 +41,7 @@ def test_a_run_is_taken_up_with_both(kind: str, tmp_path: Path) -> None:
         assert_continued(resume(), resumable_run(8, output=BOTH), after)
 
 
-def test_two_of_one_kind_and_strangers_are_refused() -> None:
+def test_equal_and_unknown_outputs_are_rejected() -> None:
     with pytest.raises(
         fa.errors.ParameterError, match=naming("TwoOutputs measured 'last-iterate'")
     ):
@@ -71,7 +71,7 @@ def test_a_run_may_wait_for_both_to_reach_the_target() -> None:
     assert untimed(ended.history) == untimed(plain.history[: both + 1])
 
 
-def test_a_target_that_waits_for_what_nobody_measures_is_refused() -> None:
+def test_a_target_of_a_metric_that_is_not_measured_is_rejected() -> None:
     target = fa.Target("loss", 0.0, at_least=False, also=("loss_averaged",))
     with pytest.raises(fa.errors.ParameterError, match=naming("target 'loss_averaged'")):
         resumable_run(3, output=BOTH, target=target)

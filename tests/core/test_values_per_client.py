@@ -42,7 +42,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("engine", "case", "name"), RUNS)
-def test_every_client_works_as_if_its_number_were_everybodys(engine, case, name):
+def test_a_value_per_client_equals_the_common_value_for_each_client(engine, case, name):
     """One round from one start with everybody; each client is then compared on its own."""
     options = {"sampler": None, "rounds": 1}
     method, problem = ALGORITHMS[name], PROBLEMS["perceptron"]

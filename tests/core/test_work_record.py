@@ -54,7 +54,7 @@ NEEDS = [LocalNeeds(), LocalNeeds(start_gradient=True), LocalNeeds(mean_gradient
         if not (solver == "lbfgs" and needs.mean_gradient)
     ],
 )
-def test_the_passes_are_the_rows_that_gradients_looked_at(solver, rule, needs):
+def test_passes_count_the_samples_of_all_gradients(solver, rule, needs):
     draws = torch.Generator().manual_seed(2)
     inputs = torch.randn(ROWS, 3, generator=draws, dtype=torch.float64)
     vectors = torch.randn(4, 3, generator=draws, dtype=torch.float64)

@@ -34,7 +34,7 @@ def run(aggregate: fa.Aggregator, method: fa.Algorithm | None = None, **options)
 @pytest.mark.parametrize(
     "engine", ["sequential", "vectorised", fa.engines.Workers(workers=1), "auto"]
 )
-def test_single_replies_reach_the_part_on_every_engine_in_this_machine(engine):
+def test_single_updates_reach_the_aggregator_on_every_local_engine(engine):
     """One gradient step of length 1 leads to a client's centre; a worker has memory for four."""
     result = run(Median(), engine=engine)
     np.testing.assert_allclose(result.params, np.median(CENTRES, axis=0), atol=1e-12)

@@ -75,7 +75,7 @@ def test_parts_from_elsewhere_may_be_written_for_one_client_at_a_time() -> None:
     assert Auto(1).chosen(known._replace(local=local)) == Sequential()
 
 
-def test_the_rows_of_a_step_count_and_not_those_of_the_client(
+def test_the_samples_of_a_step_matter_and_not_those_of_the_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """12 multiplications a row: batches of two are below the limit of 30, whole clients above."""

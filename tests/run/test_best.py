@@ -72,7 +72,7 @@ def test_the_best_round_is_kept_with_its_model(name: str, values: list[float], b
         ([0.5, 0.5, 0.4], [2.0, math.nan, 1.0], 2),
     ],
 )
-def test_equals_are_told_apart_by_their_loss_and_then_the_later_counts(
+def test_ties_are_broken_by_the_loss_and_then_by_the_later_round(
     accuracies: list[float], losses: list[float], best: int
 ) -> None:
     judge, found = ModelSelector(), None
@@ -85,7 +85,7 @@ def test_equals_are_told_apart_by_their_loss_and_then_the_later_counts(
     assert found.since == 3 - 1 - accuracies.index(max(accuracies))  # equals are no better
 
 
-def test_a_target_says_which_metric_and_which_direction() -> None:
+def test_a_target_specifies_metric_and_direction() -> None:
     up = fa.Target("my_loss", 100.0)  # upside down, but that is what it says
     result = scored([4.0, 9.0, 5.0], "my_loss", target=up)
     assert result.best is not None
@@ -114,7 +114,7 @@ def test_a_better_one_in_time_starts_the_count_again_and_the_last_round_complete
     assert (len(result.history), result.code) == (8, "completed")
 
 
-def test_patience_that_nothing_is_measured_for_is_refused() -> None:
+def test_patience_without_a_measured_metric_is_rejected() -> None:
     with pytest.raises(ParameterError, match=naming("patience 2")):
         simulated(3, evaluate=False, patience=2)
     with pytest.raises(ParameterError, match=naming("patience 0")):

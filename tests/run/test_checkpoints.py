@@ -320,7 +320,7 @@ def test_divergence_is_judged_by_the_first_loss_of_the_whole_run(tmp_path: Path)
     assert set(saved) == {losses[1]}
 
 
-def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None:
+def test_another_configuration_is_rejected_field_by_field(tmp_path: Path) -> None:
     old = {"algorithm.rho": 0.5, "seed": 3, "layers": (1, 2), "gone": True}
     run(3, checkpoints=Checkpoints(tmp_path), fingerprint=old)
     new = {"algorithm.rho": 0.25, "seed": 3, "layers": (1, 2), "new": "x"}
@@ -359,7 +359,7 @@ def test_resuming_needs_checkpoints() -> None:
         Checkpoints("somewhere", -1)
 
 
-def test_a_store_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_saved_is_rejected(tmp_path: Path) -> None:
     class Plain:
         bind = get = commit = clients = prefetch = mark = undo = lambda *arguments: ()
 
@@ -408,7 +408,7 @@ def test_merging_bounds_what_is_kept(tmp_path: Path) -> None:
     assert CLIENTS < most <= 2 * CLIENTS
 
 
-def test_two_checkpoints_are_kept_and_other_files_left_alone(tmp_path: Path) -> None:
+def test_two_checkpoints_are_kept_and_other_files_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     run(6, checkpoints=Checkpoints(tmp_path, 2))
     assert sorted(p.name for p in tmp_path.glob("*.json")) == [

@@ -186,7 +186,7 @@ def test_a_resumed_run_compares_with_what_it_saw_before(tmp_path):
 
 
 @pytest.mark.parametrize("method", [fa.AlignedADMM(1.0), fa.AFedPD(1.0)])
-def test_clients_that_move_while_they_are_absent_are_refused(method):
+def test_clients_that_move_while_they_are_absent_are_rejected(method):
     name = type(method).__name__
     with pytest.raises(
         fa.errors.CompatibilityError,
@@ -195,7 +195,7 @@ def test_clients_that_move_while_they_are_absent_are_refused(method):
         run(method, federation(65), 1, **EVERYBODY)
 
 
-def test_methods_without_duals_are_refused():
+def test_methods_without_duals_are_rejected():
     with pytest.raises(
         fa.errors.CompatibilityError,
         match=naming("FedAvg FedADMM FedADMMIn"),

@@ -50,7 +50,7 @@ class Score:
         return {} if self._value is None else {"test_accuracy": self._value}
 
 
-def test_more_is_better_for_accuracies_and_a_client_without_rows_is_left_out() -> None:
+def test_more_is_better_for_accuracies_and_a_client_without_samples_is_left_out() -> None:
     base = problem()
     scores = [0.9, 0.5, None, 0.7, 0.8, 0.6, 1.0, 0.4]
     chosen = fa.Problem(
@@ -85,7 +85,7 @@ def test_a_target_may_be_that_of_the_worst_client() -> None:
     assert (ended.code, len(ended.history)) == ("target", first)
 
 
-def test_nothing_to_measure_by_client_is_refused() -> None:
+def test_nothing_to_measure_by_client_is_rejected() -> None:
     with pytest.raises(CompatibilityError, match=naming("clients")):
         simulated(1, evaluate=fa.Evaluation(objective=False, clients=True))
 

@@ -64,7 +64,7 @@ def test_each_client_may_have_a_law_of_its_own():
     assert engine.expected_delay(5) == 6
 
 
-def test_a_law_for_other_clients_is_refused():
+def test_a_law_for_other_clients_is_rejected():
     with pytest.raises(fa.errors.ParameterError, match=naming("GivenDelays max_delay 2 5")):
         run(fa.AsyncFedDR(0.4), federation(82), 1, engine=GivenDelays([0, 3]), sampler=ONE)
 
@@ -178,7 +178,7 @@ def test_several_clients_in_a_step_are_not_certified(sampler):
         certify("auto", job, sampler, GivenDelays(1))
 
 
-def test_delays_beyond_the_theorem_are_refused_before_the_first_step():
+def test_delays_beyond_the_theorem_are_rejected_before_the_first_step():
     problem = problems.load("quadratics", clients=6, dimension=4)
     with pytest.raises(fa.errors.ParameterError, match=naming("async_certificate alpha 0.9")):
         certified(

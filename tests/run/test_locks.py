@@ -49,7 +49,7 @@ def holder(folder: Path, *, worker: bool = False) -> Iterator[tuple[subprocess.P
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
+def test_a_second_process_is_rejected_with_the_id_of_the_first(tmp_path: Path) -> None:
     with (
         holder(tmp_path) as (process, _),
         pytest.raises(StateError, match=f"in use by process {process.pid}; waited 0.1 s"),
@@ -58,7 +58,7 @@ def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path) -> No
         pass
 
 
-def test_who_waits_comes_next(tmp_path: Path) -> None:
+def test_a_waiting_process_gets_the_lock_next(tmp_path: Path) -> None:
     with holder(tmp_path) as (process, _):
         process.terminate()
         with locked(tmp_path, 60.0):
@@ -85,7 +85,7 @@ def test_a_lock_that_is_a_folder_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_that_says_nonsense_is_a_lock_all_the_same(tmp_path: Path) -> None:
+def test_a_lock_file_with_invalid_content_is_still_a_lock(tmp_path: Path) -> None:
     with locked(tmp_path, 0):
         (tmp_path / ".lock").write_bytes(b"\xff\x1b[2Jforged\n")
         with pytest.raises(StateError, match="in use by process unknown"), locked(tmp_path, 0):

@@ -70,7 +70,7 @@ def test_a_run_is_the_plain_one_to_the_step(name):
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", fa.engines.Workers(workers=1)])
 @pytest.mark.parametrize("cohort", [3, 25])
-def test_every_engine_that_brings_single_replies_gives_the_same_run(engine, cohort):
+def test_every_engine_with_single_updates_gives_the_same_run(engine, cohort):
     settings = {"sampler": fa.UniformSampling(cohort), "pipeline": [fa.Clip(0.5)]}
     first = run(fa.FedADMM(1.0), MaskedSum(), engine="sequential", **settings)
     other = run(fa.FedADMM(1.0), MaskedSum(), engine=engine, **settings)
@@ -98,7 +98,7 @@ def test_the_sum_of_many_is_made_in_groups_and_is_the_sum(monkeypatch):
     assert all(trees.all_finite(upload) for upload in uploads)
 
 
-def test_a_round_with_too_few_replies_ends_the_run_with_the_reason():
+def test_a_round_with_too_few_updates_fails_with_the_reason():
     sampler = fa.BernoulliSampling(0.2)
     with pytest.raises(fa.errors.EngineError, match=naming("MaskedSum.minimum participants")):
         run(fa.FedADMM(1.0), MaskedSum(bound=50.0), rounds=60, sampler=sampler)
@@ -141,13 +141,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_masked_sums_exclude_is_refused_before_round_0(name):
+def test_what_masked_sums_exclude_is_rejected_before_round_0(name):
     options, names = REFUSED[name]
     with pytest.raises(fa.errors.CompatibilityError, match=naming(names)):
         run(aggregator=MaskedSum(), **options)
 
 
-def test_a_step_without_headroom_is_refused_before_round_0():
+def test_a_step_without_headroom_is_rejected_before_round_0():
     with pytest.raises(fa.errors.ParameterError, match=naming("step 64")):
         run(aggregator=MaskedSum(bound=50.0, step=1e-19))
     with pytest.raises(fa.errors.ParameterError, match=naming("group 4 minimum 5")):
@@ -156,7 +156,7 @@ def test_a_step_without_headroom_is_refused_before_round_0():
         MaskedSum(minimum=2)
 
 
-def test_noise_in_shares_is_at_least_what_is_accounted_and_coins_amplify_nothing():
+def test_noise_shares_cover_the_accounted_noise_without_amplification():
     """m clients add z C a / sqrt(minimum - 1) each; FedAvg divides the sum by what is expected."""
     pytest.importorskip("dp_accounting")
     still = fa.Problem(

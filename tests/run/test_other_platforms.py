@@ -58,7 +58,7 @@ def test_spawned_workers_do_what_forked_ones_do(
 
 
 @pytest.mark.usefixtures("without_fork")
-def test_a_problem_that_cannot_be_copied_is_refused_where_nothing_forks() -> None:
+def test_a_problem_that_cannot_be_copied_is_rejected_where_nothing_forks() -> None:
     class Own(fa.Quadratic):
         """Known to this function alone, so that no other process can find it."""
 

@@ -153,7 +153,7 @@ def test_the_summary_tells_the_number_and_a_resumed_run_has_it_again(tmp_path):
     assert number["fitted"] == {}
 
 
-def test_a_deployment_whose_server_can_load_the_rows_fits_it_too():
+def test_a_deployment_whose_server_can_load_the_data_fits_it_too():
     settings = federation(config(), Deployment(6))
     steps = 2 * math.ceil(1437 / 6 / 20)
     assert settings.experiment.algorithm.rho == pytest.approx(0.5 / (0.1 * steps))
@@ -162,7 +162,7 @@ def test_a_deployment_whose_server_can_load_the_rows_fits_it_too():
     assert isinstance(unseen.rho, fa.PerWork)
 
 
-def test_what_cannot_be_fitted_is_refused():
+def test_what_cannot_be_fitted_is_rejected():
     method = fa.FedADMM(fa.PerWork())
     with pytest.raises(CompatibilityError, match=naming("PerWork solver LBFGS SGD")):
         fa.simulate(method, problem(5, 5), 1, solver=fa.LBFGS())

@@ -159,7 +159,7 @@ class Watched(Ray):
         return found + [0] * (2 - len(found))
 
 
-def test_the_rows_of_a_client_travel_alone() -> None:
+def test_only_the_samples_of_one_client_are_sent() -> None:
     """Rows are views of a larger tensor, and the module is one that all clients share."""
     rows = torch.arange(8 * 1000.0, dtype=torch.float64).reshape(8, 100, 10)
     clients = [fa.LeastSquares(rows[i], torch.zeros(100, dtype=torch.float64)) for i in range(8)]
@@ -173,7 +173,7 @@ def test_the_rows_of_a_client_travel_alone() -> None:
     assert torch.equal(there.inputs, model.inputs)
 
 
-def test_clients_are_divided_by_their_rows() -> None:
+def test_clients_are_divided_by_their_numbers_of_samples() -> None:
     """Ids that are all even would all go to one of two actors; the rows are 10, 20 … 80."""
     draws = torch.Generator().manual_seed(0)
     clients = [
@@ -246,7 +246,7 @@ def test_a_run_on_ray_is_resumed_from_its_own_files(tmp_path: Path) -> None:
     assert not list(checkpoint.rglob("*.marker"))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_rejected() -> None:
     with pytest.raises(fa.errors.CompatibilityError, match=naming("store MemoryStore DiskStore")):
         run(2, engine=ENGINE, store=MemoryStore())
     with pytest.raises(fa.errors.ParameterError, match=naming("actors 0")):

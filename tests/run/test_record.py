@@ -45,7 +45,7 @@ RECORD: Any = made(3, loss=0.5, seconds=0.25, epochs=2.0, clients=[1, 4]) | {
 }
 
 
-def test_a_metric_is_found_first_and_everything_else_besides():
+def test_values_are_found_among_metrics_first_and_then_in_other_groups():
     assert value(RECORD, "seconds") == 7.0
     assert besides(RECORD, "seconds") == 0.25
     assert (value(RECORD, "epochs"), value(RECORD, "kkt_residual")) == (2.0, 1.0)
@@ -111,7 +111,7 @@ def test_a_report_draws_both_meanings(tmp_path: Path) -> None:
         {"round": 1, "metrics": None},
     ],
 )
-def test_records_of_another_version_are_refused_by_name_and_left_alone(
+def test_records_of_another_version_are_rejected_and_not_changed(
     line: dict[str, Any], tmp_path: Path
 ) -> None:
     run(resolve(SMALL | {"rounds": 2}), tmp_path)
@@ -176,7 +176,7 @@ def test_every_moment_of_a_round_counts_for_one_phase(monkeypatch: pytest.Monkey
     assert watch.taken() == {"other_seconds": 256.0}
 
 
-def test_a_run_says_where_its_time_went(tmp_path: Path) -> None:
+def test_a_run_records_the_time_of_its_phases(tmp_path: Path) -> None:
     """The parts of the rounds cannot be longer than the run, and the checkpoint is among them."""
     began = time.perf_counter()
     result = resumable.run(3, checkpoints=Checkpoints(tmp_path), evaluate=True)

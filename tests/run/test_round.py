@@ -120,7 +120,7 @@ def test_an_exploding_loss_ends_the_run():
     assert re.search(naming(f"{names} client {worst}"), result.status)
 
 
-def test_a_run_that_ends_in_time_says_so():
+def test_a_run_of_all_rounds_is_completed():
     result = run(fa.FedADMM(1.0), federation(2), 7)
     assert (result.code, result.status) == ("completed", "completed all 7 rounds")
     assert [record["round"] for record in result.history] == list(range(1, 8))
@@ -184,7 +184,7 @@ def test_a_tolerance_ends_the_run_when_the_gradient_mapping_is_small():
     assert re.search(naming(names), result.status)
 
 
-def test_a_record_says_what_the_round_was():
+def test_a_record_describes_the_round():
     given = federation(5, weights=WEIGHTS, regularizer=fa.L1(0.3))
     rho, infos = 1.5, []
     result = run(
@@ -272,7 +272,7 @@ def test_evaluation_happens_when_it_is_due_and_after_the_last_round():
     )
 
 
-def test_local_evaluation_uses_every_clients_own_model_on_its_own_data():
+def test_local_evaluation_uses_every_local_model_on_its_clients_data():
     given = federation(9, weights=WEIGHTS)
     evaluation = fa.Evaluation(target="local")
     result = run(
@@ -430,7 +430,7 @@ def test_an_empty_round_never_ends_a_run(name):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_step_without_replies_never_ends_a_run(mode):
+def test_a_step_without_updates_does_not_end_a_run(mode):
     engine = VirtualTime(mode, compute="constant", deadline=0.5)
     result = run(fa.FedADMM(1.0), federation(2), 4, engine=engine, evaluate=True)
     assert [record["cohort"]["participants"] for record in result.history] == [0] * 4
@@ -452,7 +452,7 @@ def classified(weights: Any = None, regression: bool = False) -> fa.Problem:
 
 @pytest.mark.parametrize("where", ["global", "local"])
 @pytest.mark.parametrize("objective", [True, False])
-def test_training_accuracy_counts_every_row_once(where, objective):
+def test_training_accuracy_counts_every_sample_once(where, objective):
     """Of all 39 rows, whatever the clients' weights, with the model that is evaluated."""
     problem = classified(weights=(5.0, 1.0, 1.0))
     options: Any = {
@@ -489,7 +489,7 @@ def test_training_accuracy_of_a_model_is_that_of_its_largest_score():
     assert result.history[-1]["metrics"]["train_accuracy"] == pytest.approx(expected, abs=1e-15)
 
 
-def test_training_accuracy_is_refused_where_there_are_no_classes():
+def test_training_accuracy_is_rejected_where_there_are_no_classes():
     evaluation = fa.Evaluation(train=True)
     with pytest.raises(
         fa.errors.CompatibilityError, match=naming("Evaluation train True LeastSquares")

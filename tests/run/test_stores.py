@@ -69,7 +69,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return bound(DiskStore(tmp_path / "clients", cache_bytes=cache))
 
 
-def test_a_client_that_never_took_part_has_no_record(store: Any) -> None:
+def test_a_client_that_never_participated_has_no_record(store: Any) -> None:
     assert store.get(3) is None
     assert list(store.clients()) == []
     assert len(store) == 0
@@ -212,7 +212,7 @@ def test_checkpoints_and_undo_find_records_that_moved(
     assert all(same(store.get(number), record(number)) for number in range(50))
 
 
-def test_a_record_of_another_method_is_refused(tmp_path: Path) -> None:
+def test_a_record_of_another_method_is_rejected(tmp_path: Path) -> None:
     bound(DiskStore(tmp_path)).commit(5, record(1), 0)
     other = bound(DiskStore(tmp_path), fa.FedDR(eta=1.0))
     with pytest.raises(fa.errors.StateError, match=naming("state.rho")):
@@ -246,7 +246,7 @@ def test_prefetched_records_need_no_file_any_more(tmp_path: Path) -> None:
         fresh.get(3)
 
 
-def test_the_loop_announces_who_comes_next(tmp_path: Path) -> None:
+def test_the_loop_prefetches_the_next_participants(tmp_path: Path) -> None:
     asked: list[list[int]] = []
 
     class Asked(DiskStore):
@@ -316,7 +316,7 @@ def test_a_full_disk_is_a_state_error_that_names_the_file(tmp_path: Path) -> Non
     assert same(bound(DiskStore(tmp_path)).get(5), record(3))
 
 
-def test_bad_options_are_refused(tmp_path: Path) -> None:
+def test_bad_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(fa.errors.ParameterError, match=naming("cache_bytes -1")):
         DiskStore(tmp_path, cache_bytes=-1)
     with pytest.raises(fa.errors.ParameterError, match=naming("primal_dtype torch.int8")):

@@ -111,7 +111,7 @@ def test_a_models_work_is_that_of_its_layers(module, inputs, targets, multiplica
     assert all(not layer._forward_hooks for layer in module.modules())
 
 
-def test_a_models_work_leaves_its_statistics_and_its_random_numbers_alone():
+def test_measuring_the_work_changes_neither_statistics_nor_random_numbers():
     norm = nn.Sequential(nn.BatchNorm1d(5), nn.Dropout(0.5))
     problem = small_federation(norm, buffers="average")
     objective = problem.clients[0]

@@ -126,7 +126,7 @@ def test_small_stacks(stack: int) -> None:
     _equal(ALGORITHMS["fedadmm-insa"], "perceptron", Vectorised(stack=stack))
 
 
-def test_clients_with_more_rows_than_one_pass_takes() -> None:
+def test_clients_with_more_samples_than_one_pass_takes() -> None:
     def problem() -> fa.Problem:
         return model_federation(lambda: models.mlp(4, 6, 3), sizes=(300, 700, 5, 256))
 
@@ -147,7 +147,7 @@ def test_losses_of_users() -> None:
     assert_same_run(run("vectorised", fa.FedAvg(), problem()), expected)
 
 
-def test_preparation_of_stored_rows() -> None:
+def test_preparation_of_stored_samples() -> None:
     def problem() -> fa.Problem:
         flat = fa.FlatModule(models.build("mlp-4-6-3").double())
         clients = [

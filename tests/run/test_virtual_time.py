@@ -97,7 +97,7 @@ def test_a_deadline_drops_stragglers_and_leaves_them_as_they_were(tmp_path):
     assert_same([first.theta, second.theta], same.trajectory)
 
 
-def test_replies_that_are_too_stale_are_dropped():
+def test_updates_that_are_too_stale_are_dropped():
     given = federation(5)
     engine = VirtualTime(ratio=9.0, max_staleness=4, policy="drop")
     result = run(ASYNC, given, 100, engine=engine, seed=1)
@@ -118,7 +118,7 @@ def test_waiting_keeps_every_delay_within_the_limit():
     assert min(sizes) == 1 < max(sizes)  # those who arrive while the server waits are folded too
 
 
-def test_a_limit_of_zero_is_a_round_with_everybody():
+def test_a_staleness_limit_of_zero_is_a_synchronous_round():
     given = federation(5)
     engine = VirtualTime(ratio=3.0, max_staleness=0, policy="wait")
     result = run(ASYNC, given, 20, engine=engine, seed=1)
@@ -138,7 +138,7 @@ def test_no_more_clients_work_than_there_are_places():
         assert sum(b < middle < e for _, b, e, _ in ends) <= 3
 
 
-def test_lost_replies_and_absent_clients_change_nothing_but_the_schedule():
+def test_lost_updates_and_absent_clients_change_the_schedule_only():
     given = federation(7)
     engine = VirtualTime(redraw=True, availability=0.5, dropout=0.4)
     result = run(ASYNC, given, 300, engine=engine, seed=3)
@@ -177,13 +177,13 @@ def test_every_broadcast_is_counted_in_the_step_that_hands_it_out(name):
     assert sum(record["traffic"]["bytes_down"] for record in result.history) > folded * vector
 
 
-def test_lost_replies_do_not_make_a_round_cheaper():
+def test_lost_updates_do_not_make_a_round_cheaper():
     result = run(fa.FedDR(0.6), federation(7), 20, engine=SCHEDULES["lost in rounds"], seed=3)
     assert {record["traffic"]["bytes_down"] for record in result.history} == {5 * 4 * 8}
     assert min(record["cohort"]["participants"] for record in result.history) < 5
 
 
-def test_a_deadline_that_nobody_can_meet_ends_in_empty_steps_not_in_a_loop():
+def test_a_deadline_that_no_client_meets_gives_empty_steps():
     given = federation(8)
     result = run(ASYNC, given, 10, engine=VirtualTime(compute="constant", deadline=0.5))
     assert [record["cohort"]["participants"] for record in result.history] == [0] * 10
