@@ -1,9 +1,9 @@
-"""Draws docs/clients.svg and docs/starts.svg: where clients' models go in every round.
+"""Draws docs/clients.svg and docs/starts.svg: clients' models and the global model by round.
 
-Problems in the plane that everything can be seen of: each client's loss is a bowl of its own, and
-the model they share should rest at the bottom of their mean.  The first picture has three clients,
-without and with duals; the second two clients of FedADMM that make three gradient steps a round,
-from their own models and from the global one.  `make figure` runs it.
+Each client has a quadratic loss in the plane, and the global model should converge to the minimiser
+of their mean.  The first figure has three clients of FedAvg and FedADMM; the second has two clients
+of FedADMM with three gradient steps per round, started at their own models or at the global model.
+`make figure` runs it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import fedadmm as fa
 ROUNDS = (1, 2, 4, 16)
 COLOURS = ("#d55e00", "#0072b2", "#00856a")
 BOWLS = (((0.0, 1.5), 70, 6.0), ((2.3, 0.4), 15, 3.0), ((0.4, -1.4), -40, 1.5))
-"""Per client the lowest point of its loss, and how its bowl is turned (degrees) and stretched."""
+"""Per client the minimiser of its loss, and the rotation (degrees) and condition number of it."""
 Bowls = tuple[tuple[tuple[float, float], float, float], ...]
 
 
 class Row(NamedTuple):
-    """A method, how many local steps its clients make, and where these start."""
+    """A method, its number of local steps, and their initial point."""
 
     method: fa.FedAvg | fa.FedADMM
     epochs: int = 10
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What is drawn: the clients, where the global model starts, and the rows."""
+    """A figure: clients, initial global model, and one row per method."""
 
     bowls: Bowls
     initial: tuple[float, float]
@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
 
 def bowl(lowest: tuple[float, float], degrees: float, stretch: float) -> fa.Quadratic:
-    """(x - lowest)' A (x - lowest) / 2, where A is 1 along the bowl and `stretch` across it."""
+    """Return (x - lowest)' A (x - lowest) / 2 with eigenvalues 1 and `stretch` of A."""
     turn = np.deg2rad(degrees)
     along = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     hessian = torch.tensor(along @ np.diag([1.0, stretch]) @ along.T)
@@ -76,13 +76,13 @@ def bowl(lowest: tuple[float, float], degrees: float, stretch: float) -> fa.Quad
 
 
 def best(clients: list[fa.Quadratic]) -> np.ndarray:
-    """Where the mean of the losses is smallest."""
+    """Return the minimiser of the mean of the losses."""
     hessian = torch.stack([one.A for one in clients]).sum(0)
     return torch.linalg.solve(hessian, torch.stack([one.b for one in clients]).sum(0)).numpy()
 
 
 def steps(row: Row, clients: list[fa.Quadratic], initial: tuple[float, float]) -> list[Step]:
-    """Every round of a run."""
+    """Return every round of a run."""
     start, method = torch.tensor(initial, dtype=torch.float64), row.method
     found = []
     for number in range(1, ROUNDS[-1] + 1):
@@ -92,7 +92,7 @@ def steps(row: Row, clients: list[fa.Quadratic], initial: tuple[float, float]) -
         path = [start, *result.trajectory]
         if isinstance(method, fa.FedADMM):
             models = [result.clients[index].w for index in range(len(clients))]
-        else:  # FedAvg's clients keep nothing: each makes its last round again, alone
+        else:  # FedAvg's clients keep no model: repeat the last round with each client by itself
             alone = {"initial": path[-2], "rounds": 1} | options
             models = [fa.simulate(method, fa.Problem([one]), **alone).params for one in clients]
         found.append(Step(path[-2].numpy(), [one.numpy() for one in models], path[-1].numpy()))
@@ -100,7 +100,7 @@ def steps(row: Row, clients: list[fa.Quadratic], initial: tuple[float, float]) -
 
 
 def draw(plot: Axes, bowls: Bowls, step: Step, optimum: np.ndarray, past: np.ndarray) -> None:
-    """One round in the plane."""
+    """Draw one round in the plane."""
     shown = zip(bowls, COLOURS, step.clients, strict=False)
     for (lowest, degrees, stretch), colour, model in shown:
         for size in (1.4, 3.0):
@@ -118,7 +118,7 @@ def draw(plot: Axes, bowls: Bowls, step: Step, optimum: np.ndarray, past: np.nda
 
 
 def figure(picture: Picture) -> Figure:
-    """All of it: a row for each method, a column for each round shown."""
+    """Draw a row for each method and a column for each round shown."""
     clients = [bowl(*one) for one in picture.bowls]
     optimum = best(clients)
     drawn = Figure(figsize=(8.4, 4.9), layout="constrained")

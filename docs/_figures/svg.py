@@ -1,4 +1,4 @@
-"""How the pictures of these pages are written."""
+"""Write figures of the pages as small SVG files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedadmm.study.report.drawing import SETTINGS
 
 
 def write(draw: Callable[[], Figure], path: Path, description: str | None = None) -> None:
-    """Draw in the look of the reports; two decimals of a pixel are enough."""
+    """Draw in the style of the reports, with coordinates rounded to two decimals of a pixel."""
     text = io.StringIO()
     fonts = {"font.sans-serif": ["DejaVu Sans"]}  # every text repeats the list
     with matplotlib.rc_context({**SETTINGS, **fonts}):
