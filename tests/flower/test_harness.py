@@ -354,7 +354,7 @@ def test_a_site_that_approves_runs_says_nothing_of_its_work_before(tmp_path):
     settings = federation(PER_WORK)
     grid = FakeGrid(settings, tmp_path)
     grid.policy["approval"] = True
-    with pytest.raises(fa.errors.EngineError, match=r"^no site says how long its local work is"):
+    with pytest.raises(fa.errors.EngineError, match=r"^no site sent the length of its local work"):
         run_through(settings, grid, tmp_path)
     assert not (tmp_path / "server" / "checkpoint" / "server.safetensors").exists()
 

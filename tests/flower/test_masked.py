@@ -166,7 +166,9 @@ def test_a_site_that_is_ready_and_sends_no_words_does_not_end_the_run(how, tmp_p
     assert history.trace == expected
     check_invariant(made, tmp_path, 5e-6)
     details = [e["detail"] for e in history.records[4]["network"]["events"]]
-    assert "it was ready and sent no words 3 times, and is asked again in round 8" in details
+    assert (
+        "it was ready and sent no masked upload 3 times, and is asked again in round 8" in details
+    )
 
 
 def test_a_site_that_sends_its_words_again_rests_no_more(tmp_path):
@@ -191,7 +193,7 @@ def test_sites_that_refuse_a_set_do_not_rest_for_it(tmp_path):
         fa.errors.EngineError, match="no client brought an update in 4 rounds in a row"
     ):
         run_through(made, grid, tmp_path)
-    assert not any("sent no words" in str(content) for content in grid.seen)
+    assert not any("sent no masked upload" in str(content) for content in grid.seen)
     assert len([e for e in grid.errors if "the key of client 3 is not signed" in e]) >= 3 * 4
 
 

@@ -282,7 +282,7 @@ def test_a_contribution_that_is_damaged_is_never_taken_out(damage, when, tmp_pat
     history = run_through(settings, grid, tmp_path, act)
     assert "repaired" not in history.outcome.counts
     assert history.outcome.counts["ledger"] == 1
-    assert "cannot be taken out" in caplog.text
+    assert "cannot be removed" in caplog.text
     assert history.trace[4:] == [[0, 2, 3]] * 2
     entry = server_on_disk(settings, tmp_path).ledger.entry(1)
     assert entry.lost

@@ -1,1 +1,1 @@
-"""What runs at the server: tasks out, replies judged and folded, everything checkpointed."""
+"""The server: sends tasks, validates and aggregates replies, writes checkpoints."""

@@ -1,12 +1,12 @@
-"""The server's own state on disk: what it folded and the versions that say so, in one rename.
+"""Checkpoints of the server: its state and the aggregated versions, replaced atomically.
 
     server.safetensors             the server's state, the ledger, the roster
     contribution-3-1-12.safetensors    ledger="disk": what client 3 (incarnation 1) has brought up
                                        to version 12, already weighted
 
-Contributions are written first and named by version, so that whatever instant a crash picks, the
-files that server.safetensors asks for are there.  One that is missing or damaged is never taken
-for nothing: its client can no longer be taken out, and that is said.
+Contributions are written first and named by version, so that after a crash at any moment all files
+that server.safetensors refers to exist.  A missing or damaged one is never replaced by zero: its
+client cannot be removed any more, which is logged.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ _VALUES, _OWNER, _WEIGHT = "values", "owner", "weight"
 
 
 class ServerCheckpoint(NamedTuple):
-    """All that a server needs to go on."""
+    """Everything that a server needs to resume."""
 
     state: RunState
     ledger: ServerLedger
     roster: Mapping[int, int]
     """Node id -> client."""
     boots: int = 0
-    """How often a server started on this run; asynchronous tasks are numbered from it."""
+    """Number of server starts in this run; asynchronous tasks are numbered from it."""
     empty: int = 0
-    """Rounds that brought nothing; the run is longer by as many."""
+    """Rounds without any update; the run is extended by as many."""
     norms: Mapping[int, UploadHistory] = {}
-    """How long the vectors were that each client has brought."""
+    """The norms of the past uploads of every client."""
     holders: Mapping[int, str] = {}
-    """Client -> the identity of its node."""
+    """Client -> identity of its node."""
     length: float | None = None
-    """How long the sites' local work is, where a penalty was fitted to it."""
+    """Length of the sites' local work, if a penalty was fitted to it."""
     weights: Sequence[float] = ()
-    """What each client counts; 0 for those that were taken out."""
+    """Weights of the clients; 0 for those that were removed."""
 
 
 def new_run() -> ServerLedger:
-    """The ledger of a run that begins, with a name that no other run has."""
+    """Create the ledger of a new run with a unique name."""
     return ServerLedger(uuid.uuid4().hex)
 
 
 def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
-    """What must not change between a run and its resumption."""
+    """Return what must not change when a run is resumed."""
     weights = [federation.problem.weight(client) for client in range(federation.clients)]
     run = federation.experiment
     parts: dict[str, Any] = {
@@ -104,7 +104,7 @@ class ServerState:
         self._fingerprint = dict(fingerprint)
 
     def load(self, template: RunState, *, accept_sites: bool = False) -> ServerCheckpoint | None:
-        """The last checkpoint, or None for a run that begins."""
+        """Read the last checkpoint; None for a new run."""
         path = self._folder / SERVER
         packed = _read(path)
         if packed is None:
@@ -134,9 +134,14 @@ class ServerState:
             raise StateError(f"{self._folder}: holds another run, which differs in {shown}{sites}")
 
     def save(self, saved: ServerCheckpoint, brought: Mapping[int, Any]) -> dict[int, str]:
-        """Write a checkpoint; `brought` are the weighted uploads that it folded, by client.
+        """Write a checkpoint.
 
-        Returns whose contribution could not be kept, and why.
+        Args:
+            saved: the state after a step.
+            brought: the weighted updates that were aggregated in it, by client.
+
+        Returns:
+            The clients whose contribution could not be stored, and why.
         """
         unkept = self._add(saved, brought) if self._keep else {}
         tensors, state = pack_state(saved.state)
@@ -163,9 +168,10 @@ class ServerState:
     def contribution(
         self, run: str, client: int, entry: LedgerEntry, template: Any, weight: float
     ) -> Any | None:
-        """a_i, as it is now, times the sum of all uploads of a client; None before its first one.
+        """Return the sum of all uploads of a client times its present weight; None without uploads.
 
-        A DamageError when the file is not there, or not what was written.
+        Raises:
+            DamageError: the file is missing or damaged.
         """
         if entry.version == 0:
             return None
@@ -184,7 +190,7 @@ class ServerState:
         for client, message in brought.items():
             entry = ledger.entry(client)
             before = entry._replace(version=entry.version - 1)
-            # Sums in double precision: what is taken out one day must be what was put in.
+            # Sums in double precision, so that a removal subtracts what was added.
             total = trees.map_tensors(lambda leaf: leaf.double(), message)
             try:
                 weight = saved.weights[client]
@@ -195,8 +201,8 @@ class ServerState:
             if past is not None:
                 total = trees.add_scaled_(trees.clone(total), past, 1.0)
             path, packed = self._path(client, entry), pack(total)
-            packed.plain[_OWNER] = f"{ledger.run} {path.name}"  # a copied file is not this one
-            packed.plain[_WEIGHT] = weight  # which changes when sites come and go
+            packed.plain[_OWNER] = f"{ledger.run} {path.name}"  # detects a copied file
+            packed.plain[_WEIGHT] = weight  # which changes when sites join or leave
             codec.write_checksummed(path, packed)
         return unkept
 
@@ -212,17 +218,17 @@ class ServerState:
 
 
 class CheckpointSummary(NamedTuple):
-    """What a checkpoint knows of the clients."""
+    """The part of a checkpoint that describes the clients."""
 
     entries: Mapping[int, LedgerEntry]
     nodes: Mapping[int, int]
-    """Client -> the id of its node."""
+    """Client -> id of its node."""
     length: float | None = None
     weights: Sequence[float] = ()
 
 
 def read_summary(folder: Path) -> CheckpointSummary:
-    """What a checkpoint knows, for whoever only looks; nothing before the first."""
+    """Read what a checkpoint says of the clients, without the model; empty before the first one."""
     path = folder / SERVER
     packed = _read(path)
     if packed is None:
@@ -252,7 +258,7 @@ def _values(path: Path, packed: Packed) -> dict[str, Any]:
 
 @contextmanager
 def _understanding(path: Path) -> Iterator[None]:
-    """Refuse a file that is whole and does not say what is asked."""
+    """Raise a StateError for a file that is undamaged and has other contents."""
     try:
         yield
     except (
@@ -278,7 +284,7 @@ def _of_an_earlier_version(path: Path) -> StateError:
 
 
 def _had_no_digest(path: Path) -> bool:
-    """Whether a file has the form that checkpoints had before their digest covered all of it."""
+    """Return whether a file has the format from before digests covered the whole file."""
     with suppress(StateError):
         return _VALUES in codec.metadata(files.read(path))
     return False

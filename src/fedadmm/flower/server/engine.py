@@ -1,8 +1,8 @@
-"""An engine whose clients are on a network: the loop of `fedadmm.run.loop` runs it like any other.
+"""Engine that runs the clients over a network, for the round loop of `fedadmm.run.loop`.
 
-With rounds, a call sends the round's tasks and yields all replies.  Without, a call gives everybody
-who has none a task with the model as it is now, and yields the next reply, whoever's it is: the
-loop then makes one step per reply, and a reply from an older model is an increment all the same.
+In synchronous mode, a call sends the tasks of the round and yields all client results.  In
+asynchronous mode, a call sends the current model to every client without a task, and yields the
+next result: the loop then makes one server step per result, whatever model it was computed from.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ from fedadmm.flower.server.tasks import (
 from fedadmm.run.client import Job, aligned
 
 _SINGLE_CLIENT_FACTOR = 8
-"""This many times as many rounds may fail while always the same client is asked alone."""
+"""Retry multiplier while the same single client is sampled."""
 _MAX_BACKOFF_ROUNDS = 8
-"""A client that stays silent, or is ready and sends no words, is asked again after 1, 2, 4 and then
-always this many rounds."""
+"""Largest number of rounds until a client is asked again that did not answer, or was ready and sent
+no masked upload; the number doubles from 1."""
 _NOTICE_SECONDS = 10.0
-"""Seconds after which it is said for whom a round waits."""
+"""Seconds after which the clients are logged that a round waits for."""
 REFRESH_SECONDS = 5.0
-"""Seconds between two looks for nodes that restarted, came or went."""
+"""Seconds between two updates of the list of nodes."""
 
 _logger = logging.getLogger("fedadmm")
 RoundResult = tuple[int, Upload, ClientInfo]
 
 
 class Unresponsiveness(NamedTuple):
-    """A client that was there and did not answer, or was ready and did not send its words."""
+    """Consecutive rounds without an answer, or without the masked upload, of a client."""
 
     rounds: int
-    """How many times in a row."""
+    """Number of consecutive rounds."""
     last: int
     """The last of these rounds."""
     seat: OnlineNode
-    """Where it was asked; after a restart it is asked at once."""
+    """The node that was asked; after a restart it is asked immediately."""
 
     @property
     def until(self) -> int:
-        """The round in which it is asked again."""
+        """Index of the round in which it is asked again."""
         return self.last + min(1 << (self.rounds - 1), _MAX_BACKOFF_ROUNDS)
 
 
 class WaitingNotice:
-    """Says for whom a round waits: after ten seconds, and then ever more rarely."""
+    """Reports the clients that a round waits for, at doubling intervals."""
 
     def __init__(self, say: Callable[[int, Sequence[int]], None], index: int, now: float) -> None:
         self._say, self._index = say, index
@@ -78,21 +78,22 @@ class WaitingNotice:
         self._said = False
 
     def look(self, left: Sequence[int], now: float) -> None:
-        """Say it when it is time."""
+        """Report the missing clients if it is time."""
         if left and now - self._began >= self._next:
             self._next, self._said = 2 * self._next, True
             self._say(self._index, left)
 
     def over(self) -> None:
-        """Nothing is waited for any more."""
+        """Report that the round waits no longer."""
         if self._said:
             self._say(self._index, [])
 
 
 class GridEngine(Engine):
-    """Sends tasks, collects and judges the replies, yields them.
+    """Sends tasks and yields the validated client results.
 
-    `ledger` and `norms` are what was folded *and checkpointed*; `settle` moves them after a round.
+    `ledger` and `norms` describe what was aggregated *and checkpointed*; `settle` updates them
+    after a round.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class GridEngine(Engine):
         self._say_waiting = say_waiting
         self._patience = federation.patience
         self._gone: dict[int, float] = {}
-        """Since when nodes that a round waits for are no longer seen."""
+        """When the nodes of clients that a round waits for went offline."""
         self.is_asynchronous = federation.mode != "rounds"
         self._federation = federation
         self._job = job
@@ -125,23 +126,23 @@ class GridEngine(Engine):
         resend, masks = federation.patience.resend, self._part is not None
         self._tasks = TaskDispatcher(exchange, roster, journal, resend, boots, afresh=masks)
         self._answers: dict[int, AcceptedReply] = {}
-        self._fruitless = 0
+        self._empty_rounds = 0
         self._void: list[str] = []
-        """Why the sums of the last round are void."""
-        self._in_vain: set[int] = set()
-        """Who was asked in the last rounds that brought nothing."""
+        """Why masked sums of the last round are void."""
+        self._asked_in_vain: set[int] = set()
+        """Clients that were asked in the last rounds without any update."""
         self._silent: dict[int, Unresponsiveness] = {}
-        self._wordless: dict[int, Unresponsiveness] = {}
-        """Who was ready and sent no words, which made the sum of its set void."""
+        self._without_upload: dict[int, Unresponsiveness] = {}
+        """Clients that were ready and sent no masked upload, which made their sum void."""
         self._behind: dict[int, RefusedError] = {}
         self._can_repair = can_repair
         self._beyond_repair: set[int] = set()
         self.ledger = ledger
         self.norms = norms
         self.empty = False
-        """Whether somebody was asked in the last round, and nobody brought an update."""
+        """Whether clients were asked in the last round and none returned an update."""
         self.staleness: int | None = None
-        """Without rounds: how many steps old the model was that the last reply was made from."""
+        """In asynchronous mode, how many steps old the model of the last update was."""
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
@@ -156,52 +157,53 @@ class GridEngine(Engine):
             yield from self._step(broadcast, round_index)
 
     def training_metrics(self) -> dict[int, Mapping[str, float]]:
-        """What the training loops of the last step's clients measured, where they measure."""
+        """Return the metrics that clients of the last step measured during training."""
         return {c: accepted.metrics for c, accepted in self._answers.items() if accepted.metrics}
 
     def broadcasts(self, ids: Sequence[int]) -> int:
         return self._tasks.take_count()
 
     def settle(self, virtual: Tensor | None, step: int) -> dict[int, Any]:
-        """The step was folded: move the ledger, and return what it leaves of each client.
+        """Record that the updates of a step were aggregated; return each client's contribution.
 
-        That is its weighted message, less the virtual step of this round, if there was one.
+        A contribution is the weighted message, minus the virtual step of this round if there was
+        one.
         """
-        brought, norms = {}, dict(self.norms)
+        contributions, norms = {}, dict(self.norms)
         for client, (reply, admitted, *_) in self._answers.items():
             self.ledger = record_aggregated(self.ledger, reply)
             if self._part is not None:
-                continue  # nothing is known of a single upload
+                continue  # single uploads are not known
             share = self._job.problem.weight(client)
             message = admitted.answer.upload.message
             if virtual is not None:
                 message = aligned(self._job.algorithm).contribution(message, virtual)
-            brought[client] = trees.scaled(message, share)
+            contributions[client] = trees.scaled(message, share)
             norms[client] = UploadHistory.after(norms.get(client), step, admitted.sizes)
         self.norms, self._answers = norms, {}
-        return brought
+        return contributions
 
     def to_repair(self) -> list[int]:
-        """Who is lost and can be taken out; without a ledger, whoever is lost stays so."""
+        """Return the clients that lost their state and can be removed; none without a ledger."""
         if not self._can_repair:
             return []
         lost = (client for client, entry in self.ledger.entries.items() if entry.lost)
         return [client for client in lost if client not in self._beyond_repair]
 
     def give_up(self, client: int) -> bool:
-        """This client can no longer be taken out; False when that is no news."""
+        """Note that a client cannot be removed any more; return False if that was known."""
         news = client not in self._beyond_repair
         self._beyond_repair.add(client)
         return news
 
     def drop(self, client: int) -> None:
-        """Whatever this client was asked no longer counts: it starts again."""
-        self._tasks.out.pop(client, None)
+        """Forget the task and the norms of a client that starts again."""
+        self._tasks.outstanding.pop(client, None)
         self._behind.pop(client, None)
         self.norms = {c: brought for c, brought in self.norms.items() if c != client}
 
     def largest(self) -> str:
-        """Whose updates were the largest, for whoever looks for the cause of a divergence."""
+        """Describe the clients with the largest updates, as a possible cause of a divergence."""
         sizes = {client: brought.recent[-1] for client, brought in self.norms.items()}
         shares = self._shares(sizes | self._sizes())
         most = sorted(shares, key=lambda client: -shares[client])[:3]
@@ -209,7 +211,7 @@ class GridEngine(Engine):
         return f"; the largest shares of the last updates are those of {each}" if each else ""
 
     def influence(self) -> dict[str, Any]:
-        """Whose update was the largest share of the last step; nothing where only sums are seen."""
+        """Return the client with the largest share of the last step, if updates are visible."""
         shares = self._shares(self._sizes())
         if not shares:
             return {}
@@ -220,7 +222,7 @@ class GridEngine(Engine):
         return {client: accepted.admitted.sizes for client, accepted in self._answers.items()}
 
     def _shares(self, sizes: Mapping[int, Sizes]) -> dict[int, float]:
-        """The weighted norms of updates as parts of their sum."""
+        """Return the weighted norms of updates as fractions of their sum."""
         lengths = {
             c: self._job.problem.weight(c) * math.hypot(*vectors(s).values())
             for c, s in sizes.items()
@@ -239,12 +241,12 @@ class GridEngine(Engine):
         with_all = algorithm.requirements.full_participation or index < 0
         self._answers, why = self._collect(ids, broadcast, index, with_all)
         sums = None
-        # Words leave a site under one set in a round: never under one that cannot be used.
+        # A site releases one set per round: request no sum that could not be used.
         if isinstance(broadcast, ReadyRequest) and not (with_all and len(self._answers) < len(ids)):
             sums = self._sums(broadcast, index)
         missing = [client for client in ids if client not in self._answers]
         if with_all and missing and self.to_repair():
-            self._answers = {}  # the round is made again after the repair
+            self._answers = {}  # the round is repeated after the repair
             return
         if with_all and missing:
             reason = why.get(missing[0]) or "; ".join(self._void) or "no answer"
@@ -264,21 +266,21 @@ class GridEngine(Engine):
                 yield client, answer.upload, answer.info
 
     def _sums(self, broadcast: ReadyRequest, index: int) -> list[PartialSum]:
-        """The masked sums of those who are ready; who is in none of them did not take part."""
+        """Return the masked sums of the clients that are ready; the others did not take part."""
         assert self._part is not None
         sets = broadcast.sets(self._part, self._answers)
         ready, made, aggregated = self._answers, list[PartialSum](), dict[int, AcceptedReply]()
         void = {client: sets.left_out(client) for client in ready if client not in sets.members}
         answers, why_not = self._collect(sets.members, sets, index, with_all=True)
         for group in sets.groups:
-            self._count_wordless(group, answers, why_not, index)
+            self._count_missing_uploads(group, answers, why_not, index)
         for clients, partial, why in sets.sums(answers):
             if partial is None:
                 named = ", ".join(map(str, clients))
                 void[clients[0]] = f"the sum of clients {named} is void: {why}"
                 continue
             if not any(bool(leaf.any()) for leaf in trees.tensors(partial.total.message)):
-                # Sites whose work fails say so in their own logs only.
+                # Sites log a failure of their local work, and do not report it.
                 _logger.warning(
                     "round %d: the sum of clients %s is zero; if that lasts, the local work may "
                     "have no usable result, which the sites' logs then say",
@@ -291,39 +293,39 @@ class GridEngine(Engine):
         self._answers, self._void = aggregated, sorted(set(void.values()))
         return made
 
-    def _count_wordless(
+    def _count_missing_uploads(
         self,
         group: Sequence[int],
         answers: Mapping[int, AcceptedReply],
         why: Mapping[int, RefusedError],
         index: int,
     ) -> None:
-        """Let whoever made the sum of its set void rest, so that no single site ends a run."""
+        """Pause clients that made the sum of their set void, so that no single site ends a run."""
         missing = [client for client in group if client not in answers]
         refusing = [client for client in missing if why[client].reason is RefusalReason.ERROR]
         if 2 * len(refusing) > len(group):
-            missing = []  # most refuse the set itself, as when one of its keys is not right
+            missing = []  # most refuse the set itself, for example because of an invalid key
         for client in group:
-            before, seat = self._wordless.get(client), self._roster.online().get(client)
+            before, seat = self._without_upload.get(client), self._roster.online().get(client)
             if client in answers:
-                self._wordless.pop(client, None)
+                self._without_upload.pop(client, None)
             elif client in missing and seat is not None:
                 rounds = 1 if before is None else before.rounds + 1
-                self._wordless[client] = Unresponsiveness(rounds, index, seat)
+                self._without_upload[client] = Unresponsiveness(rounds, index, seat)
 
     def _count_empty(self, ids: Sequence[int], why: Mapping[int, RefusedError]) -> None:
-        """A round that nobody answered is skipped; several in a row end the run."""
+        """Count rounds without any update; several in a row end the run."""
         self.empty = bool(ids) and not self._answers
-        self._fruitless = self._fruitless + 1 if self.empty else 0
-        self._in_vain = self._in_vain | set(ids) if self.empty else set()
-        words = {refused.reason for refused in why.values()}
+        self._empty_rounds = self._empty_rounds + 1 if self.empty else 0
+        self._asked_in_vain = self._asked_in_vain | set(ids) if self.empty else set()
+        reasons_given = {refused.reason for refused in why.values()}
         most = self._federation.patience.empty
-        # Several must say it: a single site that claims to be ahead stops nobody.
+        # Two clients are required: a single one that claims to be ahead does not end the run.
         several = len(self._behind) >= min(2, self._federation.clients)
         way_out = self._federation.accept_rollback and self._can_repair
-        if self.empty and words == {RefusalReason.ROLLBACK} and several and not way_out:
+        if self.empty and reasons_given == {RefusalReason.ROLLBACK} and several and not way_out:
             raise EngineError(self._advice())
-        if self._gives_up and RefusalReason.FINITE not in words:
+        if self._gives_up and RefusalReason.FINITE not in reasons_given:
             reasons = {
                 str(refused) for refused in why.values() if refused.reason is RefusalReason.DECLINED
             }
@@ -335,20 +337,20 @@ class GridEngine(Engine):
 
     @property
     def _gives_up(self) -> bool:
-        """Whether too many rounds brought nothing; a single client that was asked ends no run."""
+        """Whether too many rounds had no update; a single sampled client does not end the run."""
         most = self._federation.patience.empty
-        several = len(self._in_vain) >= min(2, self._federation.clients)
-        return self._fruitless >= (most if several else _SINGLE_CLIENT_FACTOR * most)
+        several = len(self._asked_in_vain) >= min(2, self._federation.clients)
+        return self._empty_rounds >= (most if several else _SINGLE_CLIENT_FACTOR * most)
 
     def _diverged(self, broadcast: TrainingRequest, why: Mapping[int, RefusedError]) -> Any:
-        """What the loop takes for a client whose result is not finite, which ends the run."""
+        """Return a client result that is not finite, which makes the loop end the run."""
         client = next(
             client for client, refused in why.items() if refused.reason is RefusalReason.FINITE
         )
         return client, None, broadcast.failed(client)
 
     def _advice(self) -> str:
-        """What the operator can do; a server that went back in time is named."""
+        """Return advice for the operator, in particular after a rollback of the server."""
         lost = [client for client, entry in self.ledger.entries.items() if entry.lost]
         if lost and not self._behind:
             return (
@@ -369,7 +371,7 @@ class GridEngine(Engine):
     def _collect(
         self, ids: Sequence[int], broadcast: ClientRequest, index: int, with_all: bool
     ) -> tuple[dict[int, AcceptedReply], dict[int, RefusedError]]:
-        """Send and collect until everybody is done or the time is over."""
+        """Send tasks and collect replies until all clients answered or the round times out."""
         exchange = self._exchange
         deadline = exchange.now() + self._federation.patience.round
         left, why = dict.fromkeys(ids), dict[int, RefusedError]()
@@ -401,14 +403,14 @@ class GridEngine(Engine):
                     del left[client]
                 else:
                     why[client] = outcome
-                    if not self._tasks.out[client].failed:
+                    if not self._tasks.outstanding[client].failed:
                         del left[client]
             if left and len(answers) < enough:
                 exchange.pause()
         waiting.over()
         exchange.forget()
-        slow = len(answers) >= enough  # than others, and not silent
-        self._hear_silence(ids, {} if slow else left, resting, index)
+        slow = len(answers) >= enough  # slower than the others, which is not a failure to answer
+        self._count_unanswered(ids, {} if slow else left, resting, index)
         self._tasks.clear()
         for client in left:
             text = why[client].detail if client in why else "no answer in time"
@@ -423,7 +425,7 @@ class GridEngine(Engine):
         return answers, why
 
     def _resting(self, ids: Sequence[int], index: int) -> dict[int, str]:
-        """Who is not asked, and why; never so many that nothing can come of the round."""
+        """Return the clients that are not asked, and why; enough clients always remain."""
         online = self._roster.online()
         found = {
             client: f"it left {silence.rounds} tasks unanswered, and is asked again in round "
@@ -432,29 +434,29 @@ class GridEngine(Engine):
             if client in ids and index < silence.until and online.get(client) == silence.seat
         }
         found |= {
-            client: f"it was ready and sent no words {silence.rounds} times, and is asked again in "
-            f"round {silence.until + 1}"
-            for client, silence in self._wordless.items()
-            if client in ids and index < silence.until  # also after a restart, which it can choose
+            client: f"it was ready and sent no masked upload {silence.rounds} times, and is asked "
+            f"again in round {silence.until + 1}"
+            for client, silence in self._without_upload.items()
+            if client in ids and index < silence.until  # also after a restart, which it can cause
         }
         others = [client for client in ids if client in online and client not in found]
         fewest = 1 if self._part is None else self._part.minimum
         return found if len(others) >= fewest else {}
 
-    def _hear_silence(
+    def _count_unanswered(
         self, ids: Sequence[int], left: Mapping[int, None], resting: Collection[int], index: int
     ) -> None:
         for client in ids:
-            flight = self._tasks.out.get(client)
-            if client in left and flight is not None:
+            task_out = self._tasks.outstanding.get(client)
+            if client in left and task_out is not None:
                 before = self._silent.get(client)
                 rounds = 1 if before is None else before.rounds + 1
-                self._silent[client] = Unresponsiveness(rounds, index, flight.seat)
+                self._silent[client] = Unresponsiveness(rounds, index, task_out.seat)
             elif client not in resting:
                 self._silent.pop(client, None)
 
     def _step(self, broadcast: TrainingRequest, step: int) -> Iterator[RoundResult]:
-        """The next reply that can be folded; nothing when somebody has to be repaired first."""
+        """Yield the next valid update; none if a client has to be repaired first."""
         exchange, patience = self._exchange, self._federation.patience
         deadline = exchange.now() + patience.round
         self._answers, self.empty, self.staleness = {}, False, None
@@ -468,7 +470,7 @@ class GridEngine(Engine):
                 if isinstance(outcome, AcceptedReply):
                     outlier = self._outliers({client: outcome}, broadcast, step).get(client)
                     if outlier is None:
-                        begun = self._tasks.out.pop(client).step
+                        begun = self._tasks.outstanding.pop(client).step
                         self.staleness = step - begun
                         self._answers = {client: outcome}
                         answer = outcome.admitted.answer
@@ -486,12 +488,12 @@ class GridEngine(Engine):
             exchange.pause()
 
     def _absent(self, left: Iterable[int]) -> dict[int, str]:
-        """Who is not there takes no part; who was asked may come back for a while."""
+        """Return the offline clients and the reason; one that was asked may return for a while."""
         online, now, most = self._roster.online(), self._exchange.now(), self._patience.gone
         away = [client for client in left if client not in online]
         self._gone = {client: self._gone.get(client, now) for client in away}
         found = dict.fromkeys(
-            (c for c in away if c not in self._tasks.out), "its node is not online"
+            (c for c in away if c not in self._tasks.outstanding), "its node is not online"
         )
         late = (c for c in away if c not in found and now - self._gone[c] > most)
         return found | dict.fromkeys(late, f"its node has been gone for {most:g} s")

@@ -1,7 +1,7 @@
-"""Messages to nodes and what comes back; and the roster, which knows which node is which client.
+"""Exchange of messages with nodes, and the roster that maps nodes to clients.
 
-A node that authenticates itself with a key keeps its identity and its registered name; one that
-does not gets a new identity at every start.  Either way the client is a number that stays.
+A node that authenticates with a key keeps its identity and its registered name; one without a key
+gets a new identity at every start.  The number of a client never changes.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 
 
 class Arrival(NamedTuple):
-    """A message that came back, or the news that none will."""
+    """A reply to a message, or the error in its place."""
 
     key: int
-    """What the sender called the message: a client, or a node."""
+    """The sender's key of the message: a client or a node."""
     content: RecordDict | None
     error: str
 
     def read(self) -> RecordDict:
-        """What came; a RefusedError where only an error did."""
+        """Return the content, or raise a RefusedError for an error."""
         if self.content is None:
             raise RefusedError(RefusalReason.ERROR, self.error)
         return self.content
 
 
 class OnlineNode(NamedTuple):
-    """A node that is online: its registered name, and since when it has been there."""
+    """A node that is online: its registered name, and when it connected."""
 
     node: int
     name: str
     since: str
-    """Changes when the node restarts: what was sent to it before will not be answered."""
+    """Changes when the node restarts; messages from before are not answered."""
     key: str = ""
-    """The public key that it proved to have; empty where nodes have none."""
+    """Its authenticated public key; empty without authentication."""
 
     @property
     def identity(self) -> str:
-        """What stays the same over restarts: the key, or else the node's number."""
+        """The identity across restarts: the key, or the number of a node without one."""
         return self.key or str(self.node)
 
 
 class Exchange:
-    """Sends messages and collects what comes back, by the sender's own key."""
+    """Sends messages and collects the replies by the keys of the sender."""
 
     def __init__(self, grid: Grid, poll: float, sign: Sign | None = None) -> None:
         self._grid = grid
@@ -66,11 +66,11 @@ class Exchange:
         self._inbox: deque[Arrival] = deque()
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
+        """Return the seconds of a monotonic clock."""
         return clock.now()
 
     def seats(self) -> dict[int, OnlineNode]:
-        """The nodes that are online."""
+        """Return the nodes that are online."""
         found = [
             OnlineNode(
                 int(node.node_id),
@@ -85,7 +85,7 @@ class Exchange:
     def send(
         self, kind: str, group: str, contents: Mapping[int, tuple[int, RecordDict]], ttl: float
     ) -> None:
-        """Send to each key its (node, content)."""
+        """Send a message per key, given as (node, content)."""
         from flwr.app import Message
 
         if self._sign is not None:
@@ -104,11 +104,11 @@ class Exchange:
                 self._copies[key] += 1
 
     def arrivals(self, until: float) -> Iterator[Arrival]:
-        """What comes back, until nothing is awaited any more or the time is over.
+        """Yield replies until all messages are answered or the time is over.
 
-        Whoever stops early finds the rest at the next call.  An error says nothing as long as
-        another copy of the message is out: a node that died answers the one that it got after its
-        restart, and what was sent to it before ends in an error.
+        A caller that stops early receives the rest at the next call.  An error is ignored while
+        another copy of the message is unanswered: a restarted node answers the copy that it
+        received after its restart, and earlier copies end in errors.
         """
         while True:
             while self._inbox:
@@ -128,11 +128,11 @@ class Exchange:
                 self.pause()
 
     def pause(self) -> None:
-        """Let some time pass before the next look."""
+        """Wait before the next poll."""
         clock.sleep(self._poll)
 
     def forget(self) -> None:
-        """Wait no longer for what is still out."""
+        """Stop waiting for unanswered messages."""
         self._waiting.clear()
         self._copies.clear()
         self._inbox.clear()
@@ -147,11 +147,11 @@ def _arrival(key: int, message: Message) -> Arrival:
 
 _logger = logging.getLogger("fedadmm")
 _HELLO = 60.0
-"""Seconds for which everybody waits until new nodes say who they are; a slow one is heard later."""
+"""Seconds that a round waits for the client numbers of new nodes."""
 
 
 _SILENCE = 10.0
-"""Seconds after which the log says that clients are waited for."""
+"""Seconds after which the log reports missing clients."""
 _ABSENT = (
     "their SuperNodes must run, and in an app with DropIn its ClientApp needs mods=[….mod]: "
     "without it the train function fails on our first message"
@@ -159,7 +159,7 @@ _ABSENT = (
 
 
 class Roster:
-    """The nodes that are known, and the clients they are."""
+    """Maps the known nodes to their clients."""
 
     def __init__(
         self,
@@ -175,26 +175,26 @@ class Roster:
         """Node id -> client, for the checkpoint."""
         self._patience = federation.patience
         self.holders = holders
-        """Client -> the identity of the node that has its seat, for the checkpoint."""
+        """Client -> identity of its node, for the checkpoint."""
         self._accept_nodes = federation.accept_nodes
         self._left_out = {*federation.leave_out, *federation.take_out}
         self._seats: dict[int, OnlineNode] = {}
         self._refused: dict[int, str] = {}
         self._asked: dict[OnlineNode, float] = {}
-        """When the question to a node expires."""
+        """When the request for the client number of a node expires."""
 
     @property
     def nodes(self) -> int:
-        """How many nodes are online, whoever they are."""
+        """Number of nodes that are online."""
         return len(self._seats)
 
     def online(self) -> dict[int, OnlineNode]:
-        """The clients that are there, and their nodes."""
+        """Return the clients that are online, with their nodes."""
         here = {c: self._seats[node] for node, c in self.known.items() if node in self._seats}
         return {client: seat for client, seat in here.items() if client not in self._left_out}
 
     def refresh(self) -> None:
-        """Look who is online; unknown nodes are placed by name, or asked who they are."""
+        """Update the nodes that are online; map unknown ones by name, or ask for their number."""
         self._seats = nodes = self._exchange.seats()
         strangers = [node for node in nodes if node not in self.known]
         if self._names is not None:
@@ -204,7 +204,7 @@ class Roster:
             self._ask(fresh)
 
     def wait_for(self, wanted: int) -> None:
-        """Wait until this many clients are online; an EngineError when they do not come."""
+        """Wait until this many clients are online, or raise an EngineError."""
         begin, said = self._exchange.now(), False
         while True:
             self.refresh()
@@ -221,7 +221,7 @@ class Roster:
             self._exchange.pause()
 
     def _by_name(self, node: int, name: str) -> None:
-        """A seat belongs to the first key that had it in this run, also while its node is away."""
+        """Map a node by name; a client belongs to its first key, also while its node is offline."""
         assert self._names is not None
         if name not in self._names:
             self._refuse(node, f"its name {name!r} is not in this federation")
@@ -243,7 +243,7 @@ class Roster:
         )
 
     def _ask(self, nodes: Sequence[int]) -> None:
-        """One question a node, which may be answered for as long as clients are waited for."""
+        """Ask nodes for their client numbers, once until the request expires."""
         now, life = self._exchange.now(), max(_HELLO, self._patience.start)
         fresh = {node for node in nodes if self._asked.get(self._seats[node], now) <= now}
         questions = {node: (node, wire.identity_request()) for node in fresh}
@@ -258,9 +258,9 @@ class Roster:
     def _hear(self, arrival: Arrival) -> None:
         node = arrival.key
         if node not in self._seats:
-            return  # it went away after it answered; it is asked again when it comes back
+            return  # it disconnected after its answer, and is asked again when it returns
         if arrival.content is None:
-            _logger.warning("node %d does not say who it is: %s", node, arrival.error)
+            _logger.warning("node %d did not send its client number: %s", node, arrival.error)
             self._asked = {seat: at for seat, at in self._asked.items() if seat.node != node}
             return
         try:
@@ -271,7 +271,7 @@ class Roster:
         self._place(node, client)
 
     def _place(self, node: int, client: int) -> None:
-        """The latest node wins: without a key, a node that restarts comes as another one."""
+        """Map the latest node: without a key, a restarted node has a new identity."""
         former = self.online().get(client)
         if former is not None:
             self._refuse(former.node, f"client {client} is node {node} now")
@@ -286,6 +286,6 @@ class Roster:
         self._refused.pop(node, None)
 
     def _refuse(self, node: int, why: str) -> None:
-        if self._refused.get(node) != why:  # said once, not at every look
+        if self._refused.get(node) != why:  # logged once
             _logger.warning("node %d takes no part: %s", node, why)
         self._refused[node] = why

@@ -1,4 +1,4 @@
-"""What a deployed run writes: the files of a simulated one, and what happened on the network."""
+"""The files of a deployed run: those of a simulation, and the events on the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVENTS, WAITING = "events.jsonl", "waiting.json"
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """What was refused, missing, lost or repaired so far; a line that is not whole is left out."""
+    """Read the events so far; an incomplete last line is skipped."""
     lines = (files.read_if_there(path / EVENTS) or b"").split(b"\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
@@ -44,38 +44,37 @@ def _is_event(line: bytes) -> bool:
 
 
 class RunRecorder:
-    """A callback that appends to metrics.jsonl, and writes the summary at the end.
+    """Callback that appends every round to metrics.jsonl and writes the summary at the end.
 
-    What was refused, missing, lost or repaired stands in events.jsonl, one line an event.
-
-    A resumed run goes on where its checkpoint stands: records beyond it are made again.
+    Refused, missing, lost and repaired replies are in events.jsonl, one line per event.  A resumed
+    run continues from its checkpoint; the records of later rounds are replaced.
     """
 
     def __init__(self, path: Path) -> None:
         create(path)
         self.path = path
         self._folder = RunDir(path)
-        # Records of another version are refused here, before any site is asked.
+        # Raises for records of another version, before any site is asked.
         self.rounds = len(self._folder.records())
-        """How many rounds there are already."""
+        """Number of rounds on disk."""
         self._begun = False
 
     def __call__(self, report: RoundReport) -> None:
         """Append one round."""
         if not self._begun:
             self._folder.keep(report.record["round"] - 1)
-            self._mend_events()
-            if ended := self._folder.finished():  # a run that ended goes on, with more rounds
+            self._repair_events()
+            if ended := self._folder.finished():  # a completed run continues with more rounds
                 self._folder.close({**ended, "code": RUNNING, "status": "running"})
             self._begun = True
         network = dict(report.record.get("network", {}))
         self._note(network.pop("events", []))
         at = {"at": clock.timestamp()}
         record = report.record | {"network": network, "clock": report.record["clock"] | at}
-        self._folder.append(record, durable=True)  # its checkpoint follows at once
+        self._folder.append(record, durable=True)  # its checkpoint follows
 
-    def _mend_events(self) -> None:
-        """Leave out what a crash left half-written, before anything is written behind it."""
+    def _repair_events(self) -> None:
+        """Remove a line that a crash left incomplete, before anything is appended."""
         data = files.read_if_there(self.path / EVENTS) or b""
         lines = [line for line in data.splitlines(keepends=True) if _is_event(line)]
         if b"".join(lines) != data:
@@ -89,7 +88,7 @@ class RunRecorder:
     def finish(
         self, outcome: DeploymentResult, extra: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Leave the model and the summary."""
+        """Write the model and the summary."""
         best, last = outcome.state.components.get(BEST), Iterate(outcome.params, outcome.buffers)
         self._folder.write_model(best, last)
         summary = {
@@ -111,25 +110,25 @@ _logger = logging.getLogger("fedadmm")
 
 
 class NetworkEvent(NamedTuple):
-    """Something that happened to a client."""
+    """An event of one client on the network."""
 
     sequence: int
     client: int
     reason: str
     detail: str
     at: str
-    """The time, as files hold it."""
+    """The time as text."""
 
 
 class EventLog:
-    """Counts and remembers what was refused, missing, lost or repaired."""
+    """Counts and collects refused, missing, lost and repaired replies."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._fresh: list[NetworkEvent] = []
 
     def note(self, sequence: int, client: int, why: RefusedError) -> None:
-        """Count an event and say it."""
+        """Count, collect and log an event."""
         self.counts[str(why.reason)] += 1
         self._fresh.append(
             NetworkEvent(sequence, client, str(why.reason), why.detail, clock.timestamp())
@@ -137,10 +136,10 @@ class EventLog:
         _logger.warning("round %d, client %d: %s", sequence + 1, client, why)
 
     def count(self, reason: RefusalReason) -> None:
-        """Count what is nobody's fault."""
+        """Count a reply that is not reported as an event."""
         self.counts[str(reason)] += 1
 
     def take(self) -> Sequence[NetworkEvent]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh

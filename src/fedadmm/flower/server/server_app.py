@@ -1,10 +1,10 @@
-"""The server's Flower app, the same as a function, and its health for whoever watches it.
+"""The Flower app of the server, the same as a function, and an HTTP endpoint with its status.
 
-    GET /health     200 and a JSON object; 503 once no round has come for longer than one may take
-    GET /metrics    the same numbers and more, as Prometheus reads them
+    GET /health     200 and a JSON object; 503 if no round completed for longer than one may take
+    GET /metrics    these and more numbers in the format of Prometheus
 
-The endpoint is off by default and listens on loopback.  Only numbers leave: no text that a site
-sent, and no name but a client's number.
+The endpoint is off by default and listens on loopback.  It serves numbers only: no text that a
+site sent, and no names except client numbers.
 """
 
 from __future__ import annotations
@@ -45,22 +45,21 @@ if TYPE_CHECKING:
 
 
 SITES = "sites"
-"""Where the run directory of a simulation keeps the sites' state."""
+"""Folder of the sites' states in the run directory of a Flower simulation."""
 log = logging.getLogger("flwr.fedadmm")
-"""What Flower shows with its own lines, also in `flwr log`."""
+"""A logger whose lines Flower shows, also in `flwr log`."""
 _PREDECESSOR = 60.0
-"""Seconds that a server waits for the one before it to end."""
+"""Seconds that a server waits for its predecessor to end."""
 
 
 def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> ServerApp:
-    """A Flower ServerApp that runs a federation, and resumes it when it is started again.
+    """Create a Flower ServerApp that runs a federation and resumes it after a restart.
 
     The run configuration must hold `run-dir`, the folder that receives metrics.jsonl,
     summary.json, model.safetensors and the checkpoint.  `accept-rollback`, `accept-nodes` and
     `accept-sites` may be true, `leave-out` and `take-out` name clients and `operator-key` a file,
     as in `Federation`.  `status-port` is
-    the port of this machine's loopback on which /health and /metrics are answered while the run
-    goes on, and 0, the default, is none.
+    a loopback port for /health and /metrics during the run; 0, the default, disables them.
     """
     from flwr.serverapp import ServerApp
 
@@ -79,13 +78,13 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
 
 
 def configured(federation: Federation, config: Mapping[str, Any]) -> Federation:
-    """The federation with what the operator says in the run configuration."""
-    words: dict[str, Any] = {}
+    """Return the federation with the operator's settings from the run configuration."""
+    given: dict[str, Any] = {}
     for name in ("accept-rollback", "accept-nodes", "accept-sites"):
-        word = config.get(name, getattr(federation, name.replace("-", "_")))
-        if not isinstance(word, bool):
-            raise ConfigError(f"run-config: {name} is {word!r}, but must be true or false")
-        words[name.replace("-", "_")] = word
+        value = config.get(name, getattr(federation, name.replace("-", "_")))
+        if not isinstance(value, bool):
+            raise ConfigError(f"run-config: {name}: got {value!r}, expected true or false")
+        given[name.replace("-", "_")] = value
     for name in ("leave-out", "take-out"):
         named = str(config.get(name, "")).replace(",", " ").split()
         if not all(one.isdecimal() and int(one) < federation.clients for one in named):
@@ -94,13 +93,13 @@ def configured(federation: Federation, config: Mapping[str, Any]) -> Federation:
                 f'{federation.clients}, as in {name}="2,5"'
             )
         field = name.replace("-", "_")
-        words[field] = [*getattr(federation, field), *map(int, named)]
-    words["operator_key"] = str(config.get("operator-key") or "") or federation.operator_key
-    return replace(federation, **words)
+        given[field] = [*getattr(federation, field), *map(int, named)]
+    given["operator_key"] = str(config.get("operator-key") or "") or federation.operator_key
+    return replace(federation, **given)
 
 
 def endpoint(context: Context, watched: RunMonitor) -> AbstractContextManager[object]:
-    """What answers on the port that the run configuration names, or nothing."""
+    """Return the status endpoint on the port in the run configuration, or a null context."""
     port = context.run_config.get("status-port", 0)
     if type(port) is not int:
         raise ConfigError(f"run-config: status-port is {port!r}, but must be a port, or 0 for none")
@@ -108,7 +107,7 @@ def endpoint(context: Context, watched: RunMonitor) -> AbstractContextManager[ob
 
 
 def run_folder(context: Context) -> Path:
-    """Where the server keeps the run."""
+    """Return the run directory of the server."""
     folder = context.run_config.get("run-dir")
     if not isinstance(folder, str) or not folder:
         raise ConfigError(
@@ -123,9 +122,13 @@ def serve(
 ) -> DeploymentResult:
     """Run a federation over a grid, from its last checkpoint in `folder` if there is one.
 
-    Two servers on one checkpoint would acknowledge what the other never folded: the second waits,
-    and is refused.  Callbacks look at the rounds; none of them can measure here, because the
-    clients' states are at the sites.
+    The folder is locked: of two servers on one checkpoint, each would acknowledge updates that the
+    other never aggregated.  Callbacks receive the rounds; those that measure client states are
+    rejected, because the states are at the sites.
+
+    Raises:
+        CompatibilityError: a callback measures client states.
+        StateError: another server uses the folder, or it has another run.
     """
     chosen = as_callbacks(callbacks)
     for one in chosen:
@@ -156,22 +159,22 @@ def serve(
 
 
 def _summary(ending: Ending, outcome: DeploymentResult | None) -> dict[str, Any]:
-    """What callbacks learn at the end of a deployed run."""
-    told: dict[str, Any] = {"code": ending.code, "status": ending.sentence}
+    """Return what callbacks receive at the end of a deployed run."""
+    summary: dict[str, Any] = {"code": ending.code, "status": ending.sentence}
     if outcome is not None:
-        told |= {"rounds": outcome.state.round, "network": outcome.counts}
-    return told
+        summary |= {"rounds": outcome.state.round, "network": outcome.counts}
+    return summary
 
 
 def is_simulated(grid: Grid) -> bool:
-    """Whether the nodes are made up by `flwr run` on this machine, and have no folders."""
-    # The module is loaded where somebody simulates, and expensive to load elsewhere.
+    """Return whether the nodes are simulated by `flwr run` on this machine."""
+    # The module is loaded in simulations only, and importing it is slow.
     module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
     return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 def log_round(rounds: int, report: RoundReport) -> None:
-    """Say how a round went, where Flower says such things."""
+    """Log a round in the log of Flower."""
     record = report.record
     metrics = "".join(f", {name} {value:.4g}" for name, value in record["metrics"].items())
     seconds, clients = record["clock"]["seconds"], record["cohort"]["participants"]
@@ -184,11 +187,11 @@ class _Gauge(NamedTuple):
     kind: str
     help: str
     values: dict[str, float]
-    """By what stands between the braces."""
+    """By the labels between the braces."""
 
 
 class RunMonitor:
-    """What is told of a run; called with the report of every round."""
+    """Collects the status of a run; a callback for every round."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -200,7 +203,7 @@ class RunMonitor:
         self._heard: dict[int, int] = {}
 
     def __call__(self, report: RoundReport) -> None:
-        """Take note of a round."""
+        """Record a round."""
         record = report.record
         with self._lock:
             self._since, self._record = clock.now(), record
@@ -211,7 +214,7 @@ class RunMonitor:
                 self._refusals[event["client"], event["reason"]] += 1
 
     def health(self) -> dict[str, object]:
-        """Whether rounds come as they should."""
+        """Return whether rounds complete in time."""
         patience = self._federation.patience
         with self._lock:
             quiet = clock.now() - self._since
@@ -224,7 +227,7 @@ class RunMonitor:
         }
 
     def metrics(self) -> str:
-        """Everything in Prometheus' text format."""
+        """Return all numbers in the text format of Prometheus."""
         health = self.health()
         with self._lock:
             gauges = [*self._run(health), *self._of_clients()]
@@ -245,21 +248,26 @@ class RunMonitor:
         record, sums = self._record, self._sums
         took_part = 0 if record is None else len(reading.clients(record))
         found = [
-            one("up", "gauge", "Whether rounds come as they should.", health["healthy"]),
-            one("round", "gauge", "The last round that is complete.", health["round"]),
-            one("rounds", "gauge", "How many there will be at least.", health["rounds"]),
-            one("quiet_seconds", "gauge", "Since that round.", health["seconds_since_round"]),
-            one("clients", "gauge", "Sites of the federation.", self._federation.clients),
-            one("participants", "gauge", "Of that round.", took_part),
-            one("refused_total", "counter", "Replies that were refused.", sums["refused"]),
-            one("missing_total", "counter", "Replies that did not come.", sums["missing"]),
-            one("received_bytes_total", "counter", "Of uploads.", sums["bytes_up"]),
-            one("sent_bytes_total", "counter", "Of broadcasts.", sums["bytes_down"]),
+            one("up", "gauge", "Whether rounds complete in time.", health["healthy"]),
+            one("round", "gauge", "The last completed round.", health["round"]),
+            one("rounds", "gauge", "Number of rounds of the run.", health["rounds"]),
+            one(
+                "quiet_seconds",
+                "gauge",
+                "Seconds since that round.",
+                health["seconds_since_round"],
+            ),
+            one("clients", "gauge", "Number of clients.", self._federation.clients),
+            one("participants", "gauge", "Participants of the last completed round.", took_part),
+            one("refused_total", "counter", "Refused replies.", sums["refused"]),
+            one("missing_total", "counter", "Missing replies.", sums["missing"]),
+            one("received_bytes_total", "counter", "Bytes of uploads.", sums["bytes_up"]),
+            one("sent_bytes_total", "counter", "Bytes of broadcasts.", sums["bytes_down"]),
         ]
         for name in ("loss", "test_accuracy"):
             value = None if record is None else reading.value(record, name)
             if value is not None:
-                found.append(one(name, "gauge", "As that round measured it.", value))
+                found.append(one(name, "gauge", "Value in the last completed round.", value))
         return found
 
     def _of_clients(self) -> list[_Gauge]:
@@ -269,13 +277,13 @@ class RunMonitor:
             for (client, reason), count in sorted(self._refusals.items())
         }
         return [
-            _Gauge("client_last_round", "gauge", "The last round it took part in.", heard),
-            _Gauge("client_events_total", "counter", "What became of its replies.", refused),
+            _Gauge("client_last_round", "gauge", "Last round of the client.", heard),
+            _Gauge("client_events_total", "counter", "Events by client and reason.", refused),
         ]
 
 
 class StatusEndpoint(Loopback):
-    """Serves a `RunMonitor` on loopback, in a thread, while a `with` statement lasts."""
+    """Serves a `RunMonitor` on loopback, in a thread, during a `with` statement."""
 
     def __init__(self, port: int, watched: RunMonitor) -> None:
         check("run-config", "status-port", port, Annotated[int, Ge(1), Le(65535)])

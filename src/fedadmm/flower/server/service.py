@@ -1,4 +1,4 @@
-"""A server that is under way: the only training loop, over a network, resumable at every round."""
+"""A running server: the round loop over a network, resumable after every round."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ _logger = logging.getLogger("fedadmm")
 
 
 class DeploymentResult(NamedTuple):
-    """What a deployed run leaves behind."""
+    """The result of a deployed run."""
 
     params: Tensor
     state: RunState
     ending: Ending
     counts: dict[str, int]
-    """How many replies were refused, missing, lost … by reason."""
+    """Number of events on the network, by reason."""
     fitted: dict[str, float]
-    """The numbers that were made of penalties per work."""
+    """Values of the penalties that were fitted to the local work."""
     buffers: Tensor | None = None
 
 
 class Service:
-    """The job, the network, the disk."""
+    """One run of a federation on a server: connects the job, the network and the disk."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Service:
         site = federation.problem.clients[0]
         self._flat = site.flat if isinstance(site, Elsewhere) else None
         self.remembers = _remembers(self.job)
-        # With noise on the sum nobody can be taken out: the models would show what it sent.
+        # With noise on the sum no client can be removed: the models would reveal its updates.
         on_disk = federation.ledger == "disk" and self.job.pipeline.noise is None
         self.disk = ServerState(
             folder / CHECKPOINT, on_disk and self.remembers, fingerprint(federation, self.job)
@@ -127,7 +127,7 @@ class Service:
         self.saved = saved = saved._replace(boots=saved.boots + 1)
         self.disk.save(self.saved, {})
         self._first_values = FirstValues(*saved.state.components.get(DIVERGENCE, ()))
-        # An exchange each: waiting for one thing must not end the waiting for another.
+        # One exchange for each purpose, because an exchange waits for all of its messages.
         tasks, greeting, questions = (Exchange(grid, patience.poll, sign) for _ in range(3))
         self.roster = Roster(greeting, federation, saved.roster, saved.holders)
         self.site_evaluation = SiteEvaluation(
@@ -158,10 +158,10 @@ class Service:
     def _with_sites(
         self, saved: ServerCheckpoint, weights: Sequence[float], on_disk: bool
     ) -> ServerCheckpoint:
-        """The same run with other sites: as if all had always counted what they count now.
+        """Return the run with other sites, as if the present weights had always been used.
 
-        The server's state is a sum of what the clients brought, each times its weight, so that a
-        change of weights changes it by the difference, and a client that leaves counts nothing.
+        The server's state is a weighted sum of the clients' updates, so that a change of weights
+        changes it by the difference.  A client that leaves has weight 0.
         """
         if len(saved.weights) > len(weights):
             raise StateError(
@@ -172,8 +172,8 @@ class Service:
         entries = {c: e for c, e in saved.ledger.entries.items() if e.version}
         if self.remembers and entries and not on_disk:
             raise StateError(
-                "the sites of this run change, but without ledger='disk' it is not known what each "
-                "of them has brought"
+                "the sites of this run change, but without ledger='disk' the contribution of each "
+                "site is not known"
             )
         state, ledger = saved.state, saved.ledger
         if self.remembers:
@@ -194,7 +194,7 @@ class Service:
         return saved._replace(state=state, ledger=ledger, norms=norms, weights=weights)
 
     def _removed(self, state: RunState, past: Any) -> RunState:
-        """The state without something that was folded."""
+        """Return the state without a contribution that was aggregated."""
         past = trees.map_tensors(lambda leaf: leaf.to(self.job.initial.dtype), past)
         method = self.job.algorithm
         assert isinstance(method, ClientRemoval)
@@ -202,17 +202,17 @@ class Service:
         return state._replace(server=server)
 
     def _say_waiting(self, index: int, clients: Sequence[int]) -> None:
-        """In the log, and for `deploy status` in a file; nobody is waited for any more."""
+        """Report missing clients in the log, and in a file for `deploy status`."""
         if not clients:
             files.remove(self._folder / WAITING)
             return
         named = ", ".join(map(str, clients))
         _logger.warning("round %d: waiting for client %s", index + 1, named)
-        said = {"round": index + 1, "clients": list(clients), "at": clock.timestamp()}
-        codec.write_json(self._folder / WAITING, said)
+        missing = {"round": index + 1, "clients": list(clients), "at": clock.timestamp()}
+        codec.write_json(self._folder / WAITING, missing)
 
     def run(self) -> DeploymentResult:
-        """Rounds, or steps, until the end; repairs and empty rounds interrupt the loop."""
+        """Run the remaining rounds; repairs and rounds without updates restart the loop."""
         known = fingerprint(self.federation, self.job)
         places = (MemoryStore(), self.saved.state, self._folder)
         self.callbacks.begin(
@@ -230,7 +230,7 @@ class Service:
             plan = self._plan(self.rounds)
             for report in run(self.job, sampler, engine, MemoryStore(), plan, state):
                 if engine.to_repair() and not report.infos:
-                    break  # nothing was folded: the round is made again after the repair
+                    break  # nothing was aggregated: the round is repeated after the repair
                 report = self.observe(report)
                 if report.ending is None or report.ending.code != "diverged":
                     self.settle(report.state)
@@ -241,7 +241,7 @@ class Service:
         return self.outcome(self._completed())
 
     def _check_nodes(self) -> None:
-        """A simulation has all its nodes when the first one answers, or will never have them."""
+        """Check the number of simulated nodes, which is final when the first one answers."""
         self.roster.wait_for(1)
         nodes, clients = self.roster.nodes, self.federation.clients
         if nodes != clients:
@@ -252,7 +252,7 @@ class Service:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there will be; one that brought nothing does not count."""
+        """Number of rounds; a round without updates does not count."""
         return self.federation.experiment.rounds + self.saved.empty
 
     def _completed(self) -> Ending:
@@ -262,9 +262,9 @@ class Service:
         return Ending("completed", f"completed all {rounds} {made}{empty}")
 
     def observe(self, report: RoundReport) -> RoundReport:
-        """Measure, and write the round down; if its checkpoint fails it is made and written again.
+        """Evaluate and record a round; it is repeated if writing its checkpoint fails.
 
-        What the sites say never reaches the loop: the server judges by it, here.
+        The metrics of the sites do not reach the loop; criteria on them are checked here.
         """
         record, ending = report.record, report.ending
         if self.engine.staleness is not None:
@@ -276,12 +276,16 @@ class Service:
             ending = ending or waited or (self._completed() if done else None)
         if ending is not None and ending.code == "diverged":
             last = self.saved.state.round
-            told = f"{ending.sentence}{self.engine.largest()}; the model is that of round {last}, "
-            told += 'from which the run goes on, with leave-out="…" without these clients'
-            ending = ending._replace(sentence=told)
-        record["network"] = record.get("network", {}) | self._told(record["round"]) | self.news()
+            sentence = (
+                f"{ending.sentence}{self.engine.largest()}; the model is that of round {last}, "
+            )
+            sentence += 'from which the run goes on, with leave-out="…" without these clients'
+            ending = ending._replace(sentence=sentence)
+        record["network"] = (
+            record.get("network", {}) | self._training(record["round"]) | self.news()
+        )
         record["network"] |= self.engine.influence()
-        # The loss is that of the sites, and the norm that of the loop.
+        # The loss is measured by the sites, and the norm by the loop.
         found = report.state.components.get(DIVERGENCE, self._first_values)
         found = found._replace(loss=self._first_values.loss)
         state = report.state.with_component(DIVERGENCE, found)
@@ -289,20 +293,20 @@ class Service:
         self.callbacks.round(report)
         return report
 
-    def _told(self, number: int) -> dict[str, Any]:
-        """What the sites' own training loops measured in a round, if they did."""
-        told = self.engine.training_metrics()
-        for client, why in outlying_metrics(told).items():
-            del told[client]
+    def _training(self, number: int) -> dict[str, Any]:
+        """Return the metrics of the sites' own training loops in a round, if they have any."""
+        found = self.engine.training_metrics()
+        for client, why in outlying_metrics(found).items():
+            del found[client]
             self.journal.note(number - 1, client, why)
-        means = measured(self.job, told).means()
-        return {"training": {"answered": len(told), "metrics": means}} if means else {}
+        means = measured(self.job, found).means()
+        return {"training": {"answered": len(found), "metrics": means}} if means else {}
 
     def _measure(self, state: RunState, record: Record, done: bool) -> Ending | None:
-        """Ask the sites when it is time, and look whether that ends the run.
+        """Evaluate at the sites if it is due, and return the ending if that ends the run.
 
-        Their numbers stand under `sites`, the usual ones also beside the server's own metrics.
-        Without rounds nobody waits for the sites before the end.
+        Their metrics are recorded under `sites`, the usual ones also with the server's own metrics.
+        In asynchronous mode the sites evaluate the final model only.
         """
         number, every = record["round"], self.federation.evaluate_every
         regular = self.federation.mode == "rounds" and every and number and number % every == 0
@@ -312,9 +316,9 @@ class Service:
         found = self.site_evaluation(*self._handed_out(state), number - 1)
         means = found.means()
         ending = self._reached(record, found, complete=True)
-        said: dict[str, Any] = {"answered": len(found.answers), "metrics": means}
+        sites: dict[str, Any] = {"answered": len(found.answers), "metrics": means}
         record["network"] = {
-            "sites": said | ({"declined": found.declined} if found.declined else {})
+            "sites": sites | ({"declined": found.declined} if found.declined else {})
         }
         record["metrics"] = found.shown() | record["metrics"]
         spent, times = time.perf_counter() - began, record["clock"]
@@ -328,7 +332,7 @@ class Service:
         return ending
 
     def _reached(self, own: Record, measured: SiteMetrics | None, complete: bool) -> Ending | None:
-        """Whether the target is met; `complete` when everything was measured that ever is."""
+        """Return the ending if the target is reached; `complete` if no more metrics will come."""
         target = self.federation.experiment.target
         if target is None or not target.end_run:
             return None
@@ -350,9 +354,9 @@ class Service:
         return None
 
     def settle(self, state: RunState) -> None:
-        """Checkpoint what was folded; only then may the next task acknowledge it."""
+        """Checkpoint what was aggregated, before the next task acknowledges it."""
         if state.round > self.saved.state.round:
-            brought = self.engine.settle(self._virtual(state), state.round - 1)
+            contributions = self.engine.settle(self._virtual(state), state.round - 1)
             self.saved = self.saved._replace(
                 state=state,
                 ledger=self.engine.ledger,
@@ -361,17 +365,17 @@ class Service:
                 empty=self.saved.empty + self.engine.empty,
                 norms=self.engine.norms,
             )
-            unkept = self.disk.save(self.saved, brought)
+            unkept = self.disk.save(self.saved, contributions)
             self._write_model(state)
             for client, why in unkept.items():
                 if self.engine.give_up(client):
-                    detail = f"{why}; should this client lose its state, it cannot be taken out"
+                    detail = f"{why}; should this client lose its state, it cannot be removed"
                     self.journal.note(
                         state.round - 1, client, RefusedError(RefusalReason.LEDGER, detail)
                     )
 
     def _write_model(self, state: RunState) -> None:
-        """The model as every run keeps it; that of an app's own module also by its names."""
+        """Write the model, and for the module of an app also its named state dict."""
         last = Iterate(*self._handed_out(state))
         RunDir(self._folder).write_model(state.components.get(BEST), last)
         if self._flat is None:
@@ -385,14 +389,14 @@ class Service:
         files.write(self._folder / STATE_DICT, named)
 
     def _virtual(self, state: RunState) -> Tensor | None:
-        """The virtual step that a round has made, for a method that makes them."""
+        """Return the virtual step of this round, for a method that aligns absent clients."""
         method = self.job.algorithm
         if not isinstance(method, AbsentClientAlignment):
             return None
         return method.virtual_steps(state.server) - method.virtual_steps(self.saved.state.server)
 
     def repair(self) -> None:
-        """Take clients that lost their state out of the server's, and let them start again."""
+        """Remove clients that lost their state from the server's state, and restart them."""
         for client in self.engine.to_repair():
             state, round_index = self.saved.state, self.saved.state.round - 1
             if self.remembers:
@@ -411,14 +415,14 @@ class Service:
             self.journal.note(round_index, client, RefusedError(RefusalReason.REPAIRED, detail))
 
     def _without(self, client: int, state: RunState) -> RunState | None:
-        """The state as if a client had never taken part; None, and said, when nobody knows it."""
+        """Return the state without a client; None if its contribution is not known."""
         entry = self.engine.ledger.entry(client)
         try:
             template, weight = _message_template(self.job), self.saved.weights[client]
             past = self.disk.contribution(self.engine.ledger.run, client, entry, template, weight)
         except DamageError as error:
             self.engine.give_up(client)
-            detail = f"{error}; this client lost its state, and cannot be taken out"
+            detail = f"{error}; this client lost its state, and cannot be removed"
             self.journal.note(state.round - 1, client, RefusedError(RefusalReason.LEDGER, detail))
             return None
         return state if past is None else self._removed(state, past)
@@ -429,7 +433,7 @@ class Service:
             objective=False,
             test=self.job.problem.test is not None,
         )
-        # By the server's own metrics: no single site can choose a model or end a run.
+        # By the server's own metrics, so that no site can select a model or end a run.
         experiment = self.federation.experiment
         selector = ModelSelector(experiment.target, experiment.patience)
         return RunPlan(
@@ -437,12 +441,12 @@ class Service:
         )
 
     def _handed_out(self, state: RunState) -> tuple[Tensor, Tensor | None]:
-        """The model of the run's output after a round, and its buffers."""
+        """Return the output model after a round, and its buffers."""
         handed = output_model(self.job.algorithm, self.federation.experiment.output, state)
         return handed.params, handed.buffers
 
     def news(self) -> dict[str, Any]:
-        """What a round's record says about the network."""
+        """Return what is recorded of the network in a round."""
         events = [event._asdict() for event in self.journal.take()]
         return {
             "refused": sum(event["reason"] != RefusalReason.MISSING for event in events),
@@ -451,7 +455,7 @@ class Service:
         }
 
     def outcome(self, ending: Ending) -> DeploymentResult:
-        """The end of the run."""
+        """Return the result of the run."""
         params, buffers = self._handed_out(self.saved.state)
         counts = dict(self.journal.counts)
         numbers = fitted(self.federation.experiment.algorithm, self.job.algorithm)
@@ -459,8 +463,8 @@ class Service:
 
 
 def _length(federation: Federation, exchange: Exchange, beside: Records) -> float:
-    """How long the sites' local work is: the mean of what they say, for a penalty that fits it."""
-    roster, said = Roster(exchange, federation), dict[int, float]()
+    """Return the mean length of the sites' local work, for a penalty that is fitted to it."""
+    roster, lengths = Roster(exchange, federation), dict[int, float]()
     try:
         roster.wait_for(len(set(federation.members) - set(federation.leave_out)))
     except EngineError as error:
@@ -476,19 +480,21 @@ def _length(federation: Federation, exchange: Exchange, beside: Records) -> floa
             content = arrival.read()
             if wire.DECLINED in content:
                 wire.read_measured(content)
-            said[arrival.key] = wire.read_length(content)
+            lengths[arrival.key] = wire.read_length(content)
         except RefusedError as refused:
-            _logger.warning("client %d does not say how long its work is: %s", arrival.key, refused)
+            _logger.warning(
+                "client %d did not send the length of its work: %s", arrival.key, refused
+            )
     # A single site must not set the penalty of all.
-    for client, why in outlying_metrics({one: {"length": said[one]} for one in said}).items():
+    for client, why in outlying_metrics({one: {"length": lengths[one]} for one in lengths}).items():
         _logger.warning("client %d: %s", client, why)
-        del said[client]
-    if not said:
+        del lengths[client]
+    if not lengths:
         raise EngineError(
-            "no site says how long its local work is, so that no penalty can be fitted to it; see "
-            "the log, or give the method a number, such as rho=0.1"
+            "no site sent the length of its local work, so that no penalty can be fitted; see the "
+            "log, or use a number, such as rho=0.1"
         )
-    return sum(said.values()) / len(said)
+    return sum(lengths.values()) / len(lengths)
 
 
 def _message_template(job: Job) -> Any:
@@ -496,7 +502,7 @@ def _message_template(job: Job) -> Any:
 
 
 def _remembers(job: Job) -> bool:
-    """Whether the server's state holds something of each client."""
+    """Return whether the server's state depends on the past updates of every client."""
     if not isinstance(job.algorithm, ClientRemoval):
         return False
     server, message = job.algorithm.init_server(job.initial), _message_template(job)

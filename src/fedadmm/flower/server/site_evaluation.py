@@ -1,7 +1,7 @@
-"""What a model is worth at the sites: each measures on its own data and sends numbers.
+"""Evaluation of a model at the sites, each on its own data.
 
-What sites say has a place of its own in a round's record, and no single site can end a run by it:
-whoever is far from all others is left out, and an early end must hold without any one of them.
+The metrics of the sites are separate in the record of a round, and no single site can end a run by
+them: outliers are left out, and a criterion must also hold without any one site.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 
 Answered = TypeVar("Answered")
 FURTHEST = 100.0
-"""A site's number is left out when it is this many times (1 +) what most sites say."""
+"""A metric of a site is left out if it exceeds this many times 1 + the median of the others."""
 _SHARES = ("accuracy", "auc", "f1")
-"""What is at most 1 by its meaning."""
+"""Suffixes of metrics that are at most 1 by definition."""
 EXAMPLES = "num-examples"
-"""What Flower's apps call the rows that a metric is the mean of."""
+"""The name in Flower apps of the number of samples of a metric."""
 _SHOWN = re.compile(r"loss|test_[a-z0-9_]{1,60}")
-"""Names that may stand beside the server's own metrics; the server's come first."""
+"""Names that may be shown with the server's own metrics, which have precedence."""
 
 
 class SiteMetrics(NamedTuple):
-    """The sites' answers to one question, and their weights."""
+    """The metrics of the sites for one model, and their weights."""
 
     answers: Mapping[int, Mapping[str, float]]
     weights: Mapping[int, float]
     declined: Sequence[int] = ()
-    """Who is there and does not evaluate models."""
+    """Sites that are online and decline."""
     masked: bool = False
-    """Whether the answers are means over sets: one site can then give them any value, unseen."""
+    """Whether the answers are means over sets, which one site can set to any value unnoticed."""
 
     def means(self, without: int | None = None) -> dict[str, float]:
-        """Weighted means of the metrics that most sites have, perhaps without one of them."""
+        """Return weighted means of the metrics that most sites have, `without` one of them."""
         asked = {c: values for c, values in self.answers.items() if c != without}
         names = sorted({name for values in asked.values() for name in values})
         means = {}
@@ -74,19 +74,19 @@ class SiteMetrics(NamedTuple):
         return means
 
     def has(self, name: str) -> bool:
-        """Whether any site may measure this, if only one."""
+        """Return whether any site may have this metric."""
         return self.masked or any(name in values for values in self.answers.values())
 
     def shown(self) -> dict[str, float]:
-        """The means that may stand beside the server's own metrics."""
+        """Return the means that may be shown with the server's own metrics."""
         return {name: v for name, v in self.means().items() if _SHOWN.fullmatch(name)}
 
     def reach(self, target: Target) -> bool:
-        """Whether the means meet a target, and would without any single site; never if masked."""
+        """Return whether the means reach a target, also without any one site; never if masked."""
         return self._hold(lambda means: target.reached(means.get(target.metric)))
 
     def exceed(self, loss: float) -> bool:
-        """Whether the loss is larger than this, and would be without any single site."""
+        """Return whether the loss exceeds this value, also without any one site."""
         return self._hold(lambda means: means.get("loss", -math.inf) > loss)
 
     def _hold(self, condition: Callable[[dict[str, float]], bool]) -> bool:
@@ -98,7 +98,7 @@ class SiteMetrics(NamedTuple):
 
 
 def measured(job: Job, answers: Mapping[int, Mapping[str, float]]) -> SiteMetrics:
-    """Answers with their weights: a_i, or as in Flower the rows that each counted, if all say."""
+    """Return answers with their weights: a_i, or the numbers of samples if all sites send them."""
     if answers and all(values.get(EXAMPLES, 0.0) > 0 for values in answers.values()):
         weights = {client: values[EXAMPLES] for client, values in answers.items()}
     else:
@@ -111,7 +111,7 @@ def measured(job: Job, answers: Mapping[int, Mapping[str, float]]) -> SiteMetric
 
 
 class SiteEvaluation:
-    """Sends a model to everybody who is online and collects what they measure."""
+    """Sends a model to all clients that are online and collects their metrics."""
 
     def __init__(
         self,
@@ -135,11 +135,11 @@ class SiteEvaluation:
         self._run, self._boots = run, boots
 
     def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> SiteMetrics:
-        """What the sites say about a model after a step."""
+        """Return the sites' metrics of a model after a step."""
         self._roster.refresh()
         config = {**self._beside.get(wire.CONFIG, {}), "server-round": step + 1}
         beside = {**self._beside, wire.CONFIG: config}
-        # Another number after a restart: an answer leaves for one set only.
+        # A new number after a restart: an answer is released for one set only.
         which = {"run": self._run, "number": (self._boots << 32) + step + 1}
         if self._part is not None:
             beside[wire.QUESTION] = which
@@ -160,7 +160,7 @@ class SiteEvaluation:
     def _means(
         self, part: MaskedSum, ready: Mapping[int, Ready], which: Mapping[str, Any], step: int
     ) -> dict[int, dict[str, float]]:
-        """What is said of every site of a set: the means of the set, from masked sums."""
+        """Return the means of every set, from masked sums, for each of its sites."""
         names = Counter(one.names for one in ready.values()).most_common(1)
         shown = names[0][0] if names else ()
         same = (client for client in sorted(ready) if ready[client].names == shown)
@@ -190,7 +190,7 @@ class SiteEvaluation:
     def _complete(
         self, sums: Mapping[str, MetricSum], group: Sequence[int], step: int
     ) -> dict[str, float]:
-        """The means to which every site of a set contributed; the others are noted."""
+        """Return the means to which every site of a set contributed; log the others."""
         for name, one in sums.items():
             if one.missing:
                 named = ", ".join(map(str, group))
@@ -206,7 +206,7 @@ class SiteEvaluation:
         step: int,
         declined: list[int],
     ) -> dict[int, Answered]:
-        """What clients answer; who declines is added to `declined`."""
+        """Send a message per client and return the answers; extend `declined`."""
         online = self._roster.online()
         questions = {c: (online[c].node, one) for c, one in contents.items() if c in online}
         self._exchange.send("evaluate", "evaluate", questions, self._timeout)
@@ -218,7 +218,7 @@ class SiteEvaluation:
                 if refused.reason is RefusalReason.DECLINED:
                     declined.append(arrival.key)
                     if self._declined.get(arrival.key) == refused.detail:
-                        continue  # said once, not after every question
+                        continue  # logged once
                     self._declined[arrival.key] = refused.detail
                 self._journal.note(step, arrival.key, refused)
         self._exchange.forget()
@@ -226,7 +226,7 @@ class SiteEvaluation:
 
 
 class Ready(NamedTuple):
-    """A site whose answer waits: its key, the metrics that it has, and what it calls the answer."""
+    """A READY to a request for metrics: the key, the names of the metrics, the id of the answer."""
 
     share: Share
     names: tuple[str, ...]
@@ -235,21 +235,21 @@ class Ready(NamedTuple):
 
 
 def read_ready(content: RecordDict) -> Ready:
-    """What a site says that has measured a model; a RefusedError when it declines."""
+    """Read the READY of a site, or raise a RefusedError if it declines."""
     if wire.DECLINED in content:
         wire.read_measured(content)
     found = wire.read_record(content, wire.SHARE)
     names, task = found.get("names"), found.get("task")
     proper = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not proper or not isinstance(task, str) or len(task) > LONGEST_TEXT:
-        raise RefusedError(RefusalReason.GARBAGE, "it does not say what was measured")
+        raise RefusedError(RefusalReason.GARBAGE, "the names of the metrics are missing")
     listed = dict.fromkeys(map(str, names or ()), 0.0)
     wire.read_metrics(wire.write_metrics(listed))  # plain names, and not too many
     return Ready(read_share(content, 0), tuple(sorted(listed)), task, read_requirement(content))
 
 
 def outlying_metrics(answers: Mapping[int, Mapping[str, float]]) -> dict[int, RefusedError]:
-    """Who says something that is out of all proportion to what the other sites say."""
+    """Return the clients with a metric far larger than those of the others."""
     found = {}
     for client, values in answers.items():
         for name, value in values.items():
@@ -258,7 +258,7 @@ def outlying_metrics(answers: Mapping[int, Mapping[str, float]]) -> dict[int, Re
             )
             if not others:
                 continue
-            # The upper one of two: somebody who says next to nothing must not shut out the others.
+            # The upper median: a client with a tiny value must not exclude the others.
             most = FURTHEST * (1 + others[len(others) // 2])
             if name.endswith(_SHARES):
                 most = 1.0

@@ -1,4 +1,4 @@
-"""The one sender of tasks: makes them out, sends them again, judges what comes back."""
+"""Create tasks, send and resend them, and validate the replies."""
 
 from __future__ import annotations
 
@@ -37,51 +37,52 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 ATTEMPTS = 2
-"""How often a task is sent to a client that answers with an error."""
+"""Number of times a task is sent to a client that answers with an error."""
 _LONGEST = 8
-"""A task that stays unanswered is sent again after 1, 2, 4 and then always 8 times `resend`."""
+"""An unanswered task is sent again after 1, 2, 4 and then always 8 times `resend` seconds."""
 _BOOT = 32
-"""Without rounds, tasks are numbered from (number of server starts) << 32: they always grow."""
+"""Asynchronous tasks are numbered from (number of server starts) << 32, so that they increase."""
 _ROOM = 4096
-"""Bytes beyond a proper answer that are let in, so that the misfit can be named."""
+"""Bytes by which a reply may exceed the expected size, so that the error can name the field."""
 
 
 class AcceptedReply(NamedTuple):
-    """A reply that may be folded."""
+    """A validated reply, which may be aggregated."""
 
     reply: Reply
     admitted: AdmittedUpdate
     metrics: Mapping[str, float]
-    """What the site's own training loop measured, if anything."""
+    """Metrics of the site's own training loop, if it has any."""
     share: Share | None = None
-    """Where only masked sums leave: the site's key for this upload."""
+    """With secure aggregation, the signed key of the site for this upload."""
     task: Task | None = None
-    """The task to which it is ready."""
+    """With secure aggregation, the task that READY answers."""
     words: Words | None = None
-    """The upload under masks."""
+    """The masked upload."""
     requirement: SetRequirement = SetRequirement()
     """The conditions of the site on the set of sites in the sum."""
 
 
 class ClientRequest(Protocol):
-    """What is asked of clients: how a task looks, and what may come back."""
+    """A kind of request to clients: creates its tasks and validates their replies."""
 
     scale: float
 
     def task(self, ledger: ServerLedger, client: int, sequence: int, index: int) -> Task:
-        """The task for a client; `index` is the round that its random numbers belong to."""
+        """Create the task of a client; `index` is the round that determines its random numbers."""
 
     def content(self, task: Task, index: int) -> RecordDict:
-        """The task as a message."""
+        """Write the task as a message."""
 
     def validate(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> AcceptedReply:
-        """Accept what came back, or say in a RefusedError why not."""
+        """Validate a reply, or raise a RefusedError."""
 
 
 class TrainingRequest:
-    """What one state of the server asks of its clients, encoded and hashed once.
+    """The request to train from one state of the server, encoded and hashed once.
 
-    Once per client where each of them has missed virtual steps of its own.
+    For a method that aligns absent clients it is encoded once per client, because every client has
+    a catch-up vector of its own.
     """
 
     def __init__(
@@ -127,11 +128,11 @@ class TrainingRequest:
                 RefusalReason.PROTOCOL, f"{reply.kind} to another task: {reply.reason}"
             )
         raise RefusedError(
-            _WORDS.get(reply.kind, RefusalReason.PROTOCOL), reply.reason or reply.kind
+            _REASONS.get(reply.kind, RefusalReason.PROTOCOL), reply.reason or reply.kind
         )
 
     def failed(self, client: int) -> ClientInfo:
-        """What is known about a client whose result was not finite."""
+        """Return the statistics of a client whose result is not finite."""
         return self._template.info._replace(client=client, finite=False)
 
     def _body(self, client: int, index: int, newcomer: bool) -> tuple[bytes, str]:
@@ -144,38 +145,38 @@ class TrainingRequest:
         return self._bodies[key]
 
 
-_WORDS = {
+_REASONS = {
     ReplyKind.FAILED: RefusalReason.FINITE,
     ReplyKind.LOST: RefusalReason.LOST,
     ReplyKind.STALE: RefusalReason.ROLLBACK,
     ReplyKind.DECLINED: RefusalReason.DECLINED,
 }
-"""A client that finds the open task outdated has seen a later one: the server went back."""
+"""A client for which the open task is outdated has seen a later one: the server was rolled back."""
 
 
 class OutstandingTask(NamedTuple):
-    """A task that is out."""
+    """A task that was sent and is not answered."""
 
     broadcast: ClientRequest
     task: Task
     round_index: int
     step: int
-    """The server's step when the task was made out."""
+    """The step of the server when the task was created."""
     seat: OnlineNode
     at: float
     times: int = 1
     failed: bool = False
-    """Whether it was answered by an error and may be sent again at once."""
+    """Whether it was answered by an error and may be sent again immediately."""
     over: bool = False
-    """Whether it was answered by something that cannot be folded."""
+    """Whether the reply was refused."""
 
     def late(self, now: float, resend: float) -> bool:
-        """Whether it may have got lost: each copy gives a slow node twice as long as the last."""
+        """Return whether it may be lost; the timeout doubles with every copy, for slow nodes."""
         return now - self.at > resend * min(1 << (self.times - 1), _LONGEST)
 
 
 class TaskDispatcher:
-    """The tasks that are out, one per client at most."""
+    """Sends tasks, at most one per client, and validates the replies."""
 
     def __init__(
         self,
@@ -187,9 +188,10 @@ class TaskDispatcher:
         *,
         afresh: bool,
     ) -> None:
-        """`afresh`: a server that starts again begins its round anew.
+        """Start without outstanding tasks.
 
-        It no longer knows for which set an upload left, and that leaves for no other.
+        With `afresh`, a restarted server repeats its round under a new number: it lost the set for
+        which an upload was released, and a site releases it for no other.
         """
         self._boots, self._afresh = boots, afresh
         self._exchange = exchange
@@ -197,17 +199,17 @@ class TaskDispatcher:
         self._journal = journal
         self._resend = resend
         self._number = boots << _BOOT
-        self.out: dict[int, OutstandingTask] = {}
+        self.outstanding: dict[int, OutstandingTask] = {}
         self._sent = 0
 
     def take_count(self) -> int:
-        """How many broadcasts went out since this was last asked."""
+        """Return the number of broadcasts since the last call."""
         count, self._sent = self._sent, 0
         return count
 
     def clear(self) -> None:
-        """A new round: nobody is asked anything."""
-        self.out = {}
+        """Forget all outstanding tasks."""
+        self.outstanding = {}
 
     def send(
         self,
@@ -219,31 +221,31 @@ class TaskDispatcher:
         *,
         rounds: bool,
     ) -> None:
-        """A task for everybody who has none; the same one again where it may have got lost."""
+        """Send a task to every client without one, and again where it may be lost."""
         online, now = self._roster.online(), self._exchange.now()
         contents = {}
         for client in clients:
-            seat, flight = online.get(client), self.out.get(client)
+            seat, task_out = online.get(client), self.outstanding.get(client)
             if seat is None:
                 continue
-            late = flight is not None and flight.late(now, self._resend)
-            if flight is None or (flight.over and late):
-                flight = self._make_out(client, broadcast, ledger, step, seat, rounds)
-            elif not flight.over and (flight.failed or late or flight.seat != seat):
-                times = flight.times + 1
-                flight = flight._replace(seat=seat, at=now, times=times, failed=False)
+            late = task_out is not None and task_out.late(now, self._resend)
+            if task_out is None or (task_out.over and late):
+                task_out = self._create(client, broadcast, ledger, step, seat, rounds)
+            elif not task_out.over and (task_out.failed or late or task_out.seat != seat):
+                times = task_out.times + 1
+                task_out = task_out._replace(seat=seat, at=now, times=times, failed=False)
             else:
                 continue
-            self.out[client] = flight
+            self.outstanding[client] = task_out
             contents[client] = (
                 seat.node,
-                flight.broadcast.content(flight.task, flight.round_index),
+                task_out.broadcast.content(task_out.task, task_out.round_index),
             )
         if isinstance(broadcast, TrainingRequest):
             self._sent += len(contents)
         self._exchange.send("train", str(step + 1), contents, max(ttl, 1.0))
 
-    def _make_out(
+    def _create(
         self,
         client: int,
         broadcast: ClientRequest,
@@ -252,7 +254,7 @@ class TaskDispatcher:
         seat: OnlineNode,
         rounds: bool,
     ) -> OutstandingTask:
-        """A round's number counts for all; without rounds a client's own updates are counted."""
+        """Create a task, indexed by the round, or by the client's updates in asynchronous mode."""
         if rounds:
             number, index = step + ledger.restarts, step
             if self._afresh:
@@ -266,23 +268,23 @@ class TaskDispatcher:
     def judged_replies(
         self, ledger: ServerLedger, until: float
     ) -> Iterator[tuple[int, AcceptedReply | RefusedError]]:
-        """What came back, judged; what answers nothing that is out is only counted."""
+        """Yield validated and refused replies; others are only counted."""
         for arrival in self._exchange.arrivals(until):
-            client, flight = arrival.key, self.out.get(arrival.key)
-            if flight is None:
+            client, task_out = arrival.key, self.outstanding.get(arrival.key)
+            if task_out is None:
                 self._journal.count(RefusalReason.DUPLICATE)
                 continue
             outcome: AcceptedReply | RefusedError
             try:
-                outcome = flight.broadcast.validate(ledger, flight.task, arrival)
+                outcome = task_out.broadcast.validate(ledger, task_out.task, arrival)
             except RefusedError as refused:
                 outcome = refused
                 self.refuse(client, refused)
             yield client, outcome
 
     def refuse(self, client: int, refused: RefusedError) -> None:
-        """What came cannot be folded: ask again at once after an error, later after a lie."""
-        flight = self.out[client]
-        again = refused.reason is RefusalReason.ERROR and flight.times < ATTEMPTS
+        """Handle a refused reply: resend at once after an error, later after an invalid update."""
+        task_out = self.outstanding[client]
+        again = refused.reason is RefusalReason.ERROR and task_out.times < ATTEMPTS
         stays = refused.reason is RefusalReason.PROTOCOL  # an answer to an earlier task
-        self.out[client] = flight._replace(failed=again, over=not (again or stays))
+        self.outstanding[client] = task_out._replace(failed=again, over=not (again or stays))
