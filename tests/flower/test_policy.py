@@ -24,7 +24,7 @@ from .test_site_privacy import ask, noised
 pytestmark = pytest.mark.usefixtures("quick")
 POLICIES = {
     "another algorithm": ('algorithms = ["fedavg", "feddyn"]', "this run's is fedadmm"),
-    "another model": ('models = ["Sequential-14"]', "this run's is Elsewhere-6"),
+    "another model": ('models = ["Sequential-14"]', "this run's is RemoteObjective-6"),
     "a stage that is missing": ('uploads = ["clip", "quantise"]', "this run's stages are clip"),
     "too few others": ("other_sites = 4", "this run has 3"),
     "a budget and no noise": ("epsilon = 3.0", "this run adds no noise at the site"),
@@ -68,7 +68,7 @@ def test_what_a_site_agrees_to_is_done(tmp_path):
     grid = FakeGrid(settings, tmp_path)
     agree(
         grid,
-        'algorithms = ["fedadmm"]\nmodels = ["Elsewhere-6"]\nuploads = ["clip"]\n'
+        'algorithms = ["fedadmm"]\nmodels = ["RemoteObjective-6"]\nuploads = ["clip"]\n'
         "other_sites = 3\ntask_bytes = 10000\ntask_steps = 6\n",
     )
     assert run_through(settings, grid, tmp_path).trace == [[0, 1, 2, 3]] * 2
@@ -332,3 +332,21 @@ def test_a_file_that_is_written_for_a_site_says_every_key_and_can_be_read(tmp_pa
         "\n".join(line.removeprefix("# ") for line in text.splitlines() if " = " in line)
     )
     assert read_policy(path).algorithms == ("fedadmm",)
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("/srv/ward 3/state/left.jsonl: is full", "left.jsonl: is full"),
+        ("node-config: data is '/srv/other/rows.csv'", "node-config: data is 'rows.csv'"),
+        ("fedadmm deploy approve /home/ann/state run-1", "fedadmm deploy approve state run-1"),
+        ("~/runs/a.toml and (/etc/x/y)", "a.toml and (y)"),
+        (
+            "see https://example.org/docs/a and 3/4 of it",
+            "see https://example.org/docs/a and 3/4 of it",
+        ),
+    ],
+)
+def test_a_path_in_a_text_that_leaves_is_shortened_to_its_name(text, sent):
+    node = {"state-dir": "/srv/ward 3/state/left.jsonl", "partition-id": 1}
+    assert gate.without_folders(text, node) == sent

@@ -81,7 +81,7 @@ def local(
     problem = tree.setdefault("problem", {})
     if isinstance(problem, dict):
         name = problems.canonical(problem.get("name", "digits"))
-        if name in problems.names() and problems.options(name).sites is None:
+        if not csv and name in problems.names() and problems.options(name).sites is None:
             config.assign(tree, "problem.clients", clients)
     options.apply(tree)
     chosen = config.resolve(tree)

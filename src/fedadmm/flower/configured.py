@@ -31,8 +31,8 @@ from fedadmm.data.problems.federation import federate
 from fedadmm.data.problems.recorded import TableOptions
 from fedadmm.flower.federation import (
     SITES_FILE,
-    Elsewhere,
     Federation,
+    RemoteObjective,
     check_deployable,
     read_sites,
 )
@@ -225,7 +225,8 @@ def table_sites(
     joint = preparation
 
     def load(chosen: TableOptions, path: Path, client: int) -> Problem:
-        return federate(joint.load(path, chosen), chosen, name=chosen.name)
+        own = replace(chosen, clients=None)  # a site has one client: itself
+        return federate(joint.load(path, own), own, name=own.name)
 
     # A regression has no classes; `classes` then only chooses a model with one output.
     classes = len(joint.labels) or 2
@@ -248,7 +249,7 @@ def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> E
     sizes = {name: size for name, size in sizes.items() if name in asked}
     model = models.factory(make, **sizes)
     start = models.initial_vector(model, config.seed)
-    clients = LazyClients(deployment.clients, lambda _: Elsewhere(start.numel(), None))
+    clients = LazyClients(deployment.clients, lambda _: RemoteObjective(start.numel(), None))
     if options["weights"] == "uniform":
         weights = None
     problem = Problem(clients, config.regularizer or Zero(), weights=weights, initial=start)

@@ -44,7 +44,7 @@ from fedadmm.core.schedules import PerWork
 from fedadmm.core.stopping import StoppingRule
 from fedadmm.core.validation import check
 from fedadmm.data import models
-from fedadmm.flower.federation import Elsewhere, Federation
+from fedadmm.flower.federation import Federation, RemoteObjective
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.site.app import TrainingSite, answer_training, gate_of, read_evaluation_request
 from fedadmm.flower.site.gate import folders_stay
@@ -280,7 +280,7 @@ class DropIn:
         solver = replace(declared, train=train)
         own = replace(experiment.local, solver=solver)
         federation = replace(self.federation, experiment=replace(experiment, local=own))
-        elsewhere = Elsewhere(flat.num_parameters, flat)
+        elsewhere = RemoteObjective(flat.num_parameters, flat)
         site = TrainingSite(lambda: elsewhere, _unknown_length, lambda: measured)
         reply = answer_training(federation, context, content, self.policy, site)
         return Message(reply, reply_to=message)

@@ -1,4 +1,4 @@
-"""What the server and all sites of a federation agree on; the data stay where they are."""
+"""The description of a federation that the server and all sites share, without any data."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ class Patience:
 
 @checked
 class Federation:
-    """An experiment on real sites, beside what is decided about the network.
+    """An experiment on real sites, and the options of the network.
 
     `Federation(method, clients, rounds, model=…, solver=…, stop=…)` describes the experiment by
     keywords: those of `fedadmm.simulate`, and `model` or `initial`, `weights`, `buffers` and
     `test` of its problem, whose data the server does not have.
 
     Args:
-        experiment: what is run; its problem says how many sites there are, and the server uses no
-            rows of it.  In an asynchronous run `rounds` counts the replies that are folded.  Sites
+        experiment: what is run; its problem has one client per site, and the server uses no
+            samples of it.  In an asynchronous run `rounds` counts the aggregated updates.  Sites
             clip and compress uploads, the server adds the noise, which comes from the machine's
             entropy and not from the seed.
 
     Keyword Args:
         evaluate_every (int): ask all sites for their loss after this many rounds each, and after
             the last one; 0 never asks.
-        mode (str): "rounds", or "asynchronous": every reply is folded as it arrives.
+        mode (str): "rounds", or "asynchronous": every update is aggregated as it arrives.
         ledger (str): "disk" keeps each client's contribution, so that a client that lost its
             state can be taken out exactly and start again; "none" quarantines it instead.  With
             noise in the upload nothing is kept: taking a client out would show what it sent.
@@ -199,55 +199,55 @@ class Federation:
 
     @property
     def problem(self) -> Problem:
-        """The experiment's problem: of its clients only the number and the model count."""
+        """The experiment's problem; only the number of clients and the model are used."""
         loaded = self.experiment.problem
         assert isinstance(loaded, Problem)
         return loaded
 
     @property
     def clients(self) -> int:
-        """How many sites there are; they are numbered from 0."""
+        """The number of sites; they are numbered from 0."""
         return self.problem.num_clients
 
     @property
     def members(self) -> list[int]:
-        """The sites that count."""
+        """The sites that have not left."""
         return [client for client in range(self.clients) if client not in self.take_out]
 
     @property
     def has_noise(self) -> bool:
-        """Whether noise is to hide the sites' rows, or the sites."""
+        """Whether the run has example-level or client-level differential privacy."""
         solver = self.experiment.local.solver
         hides_rows = solver is not None and solver.noise is not None
         return hides_rows or UpdatePipeline.of(self.experiment.pipeline).noise is not None
 
     @property
     def per_work(self) -> bool:
-        """Whether the method has a penalty that must be fitted to the sites' local work."""
+        """Whether the method has a penalty that is fitted to the sites' local work."""
         return any(isinstance(one, PerWork) for one in vars(self.experiment.algorithm).values())
 
     def length(self, objective: Objective, client: int) -> float:
-        """How long a site's local work is: learning rate * steps of a round."""
+        """Return the length of a site's local work: learning rate * steps of a round."""
         local = self.experiment.local
         return client_length(objective.num_samples, local.solver, local.stop, client)
 
     def fitted(self, length: float) -> Federation:
-        """The federation with a number for every penalty per work; `length` is the sites' mean."""
+        """Return the federation with its penalties fitted to the mean length of the local work."""
         method = fit_penalties(self.experiment.algorithm, lambda: length)
         return replace(self, experiment=replace(self.experiment, algorithm=method))
 
     def server_job(self) -> Job:
-        """The server's half: it knows the model, not the data."""
+        """Return the job of the server, which has the model and no data."""
         problem = self.problem
         client = problem.clients[0]
-        if not isinstance(client, Elsewhere):
+        if not isinstance(client, RemoteObjective):
             # Buffers are the model's: only they need more than its size.
             module = client.flat.module if problem.buffers is not None and client.flat else None
-            client = Elsewhere.of(module, client.num_parameters)
+            client = RemoteObjective.of(module, client.num_parameters)
         return self._job(client, first_vector(self.experiment, problem))
 
     def client_job(self, objective: Objective, start: Tensor | None, precision: str) -> Job:
-        """A site's half; `start` is only known, and only needed, when it is a newcomer."""
+        """Return the job of a site; `start` is given in the first round of a site only."""
         if start is None:
             if precision not in _PRECISIONS:
                 raise StateError(
@@ -281,14 +281,14 @@ def _described(
     regularizer: Regularizer | None = None,
     **given: Any,
 ) -> Experiment:
-    """The experiment that keyword arguments describe, without the sites' data."""
+    """Return the experiment that keyword arguments describe, without the sites' data."""
     check("Federation", "clients", clients, Count)
     check("Federation", "regularizer", regularizer, Regularizer | None)
     if model is None and initial is None:
         raise ParameterError("Federation: model and initial are None, but one must be given")
     size = 0 if initial is None else initial.numel()
     problem = Problem(
-        LazyClients(clients or 0, lambda _: Elsewhere.of(model, size)),
+        LazyClients(clients or 0, lambda _: RemoteObjective.of(model, size)),
         regularizer=regularizer or Zero(),
         weights=weights,
         test=test,
@@ -341,7 +341,7 @@ def read_sites(path: Path) -> ListedSites:
 
 
 def check_deployable(experiment: Experiment) -> None:
-    """Refuse what a deployment cannot do."""
+    """Raise a ConfigError for options that a deployment does not support."""
     if experiment.tolerance is not None:
         raise ConfigError(
             f"tolerance is {experiment.tolerance}, but must be 'none' in a deployment, because the "
@@ -358,8 +358,8 @@ def check_deployable(experiment: Experiment) -> None:
         raise ConfigError("evaluate.train is true, but must be false in a deployment")
 
 
-class Elsewhere(Objective):
-    """The objective of a site as the server sees it: its size is known, its data are not."""
+class RemoteObjective(Objective):
+    """The objective of a site at the server: its size is known, its data are not."""
 
     num_samples = 1
 
@@ -368,7 +368,7 @@ class Elsewhere(Objective):
         self.flat = flat
 
     @classmethod
-    def of(cls, model: models.Model | None, size: int) -> Elsewhere:
+    def of(cls, model: models.Model | None, size: int) -> RemoteObjective:
         """That of a model, or of vectors of a size where there is none."""
         if model is None:
             return cls(size, None)
@@ -379,7 +379,7 @@ class Elsewhere(Objective):
     def num_parameters(self) -> int:
         return self._length
 
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Elsewhere:
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> RemoteObjective:
         if self.flat is not None:
             self.flat.to(dtype, device)
         return self

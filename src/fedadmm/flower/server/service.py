@@ -18,7 +18,7 @@ from fedadmm.core.capabilities import AbsentClientAlignment, ClientRemoval
 from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.outputs import Iterate
-from fedadmm.flower.federation import Elsewhere, Federation
+from fedadmm.flower.federation import Federation, RemoteObjective
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import RefusalReason, RefusedError, restart
 from fedadmm.flower.protocol.payloads import payload_template
@@ -110,7 +110,7 @@ class Service:
         self._simulated = PLACE in beside
         self.journal = EventLog()
         site = federation.problem.clients[0]
-        self._flat = site.flat if isinstance(site, Elsewhere) else None
+        self._flat = site.flat if isinstance(site, RemoteObjective) else None
         self.remembers = _remembers(self.job)
         # With noise on the sum no client can be removed: the models would reveal its updates.
         on_disk = federation.ledger == "disk" and self.job.pipeline.noise is None

@@ -1,1 +1,1 @@
-"""A site: its app, and the state on its own disk."""
+"""The site: its client app, its policy, and the state on its own disk."""

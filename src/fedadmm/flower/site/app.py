@@ -381,7 +381,7 @@ def _masked_metrics(
     content: RecordDict,
     gate: Gate,
 ) -> RecordDict:
-    """An answer that is added up before anybody sees it: a key first, then words under masks."""
+    """Return masked metrics: first a key, then the words under the masks of a set of sites."""
     client, about = client_number(context), wire.read_record(content, wire.QUESTION)
     run, number, body = str(about.get("run")), about.get("number"), wire.read_body(content)
     folder = state_folder(context, run, client, content)
@@ -413,7 +413,7 @@ def _masked_metrics(
 
 
 def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float]:
-    """A site's loss at a model, and its own metrics."""
+    """Return a site's loss at a model, and its own metrics."""
     question = read_evaluation_request(body, site.objective.num_parameters)
     params = question.params
     job = federation.client_job(site.objective, params, str(params.dtype).removeprefix("torch."))
@@ -428,7 +428,7 @@ def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float
 
 
 def read_evaluation_request(body: bytes, size: int) -> EvaluationRequest:
-    """The model that is to be measured."""
+    """Decode the model that is to be evaluated."""
     packed = decode(body)
     params = packed.tensors.get("params")
     if params is None or params.shape != (size,):
@@ -442,24 +442,24 @@ def _site(load: Load, context: Context) -> Site:
 
 
 def client_number(context: Context) -> int:
-    """Which client this node is, from its own configuration."""
+    """Return the number of this node's client, from its own configuration."""
     return client_of(context.node_config)
 
 
 def state_folder(context: Context, run: str, client: int, content: RecordDict) -> Path:
-    """Where this site keeps the state of one client in one run."""
+    """Return the folder of one client's state in one run."""
     if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", run):
         raise StateError(f"the run is called {run[:80]!r}, which is no name of a run")
     return state_base(context, content) / run / f"client-{client}"
 
 
 def is_simulated() -> bool:
-    """Whether this process is a node that `flwr run` made up: a real one never loads this."""
+    """Return whether this process is a simulated node of `flwr run`."""
     return "flwr.simulation.ray_transport.ray_actor" in sys.modules
 
 
 def state_base(context: Context, content: RecordDict) -> Path:
-    """Where this site keeps all its state; only a simulated one lets the server choose."""
+    """Return the folder of all state of this site; the server chooses it in simulations only."""
     told = wire.read_record(content, wire.PLACE).get(STATE_DIR) if is_simulated() else None
     base = context.node_config.get(STATE_DIR, told)
     if not isinstance(base, str) or not base:

@@ -38,7 +38,9 @@ _ASKED, _APPROVED = "asked-{}.json", "approved-{}.json"
 _UPLOADS_PER_ROUND = 2
 """An approved run gets this many uploads per round, because some rounds have to be repeated."""
 _RUN = re.compile(r"[0-9a-zA-Z-]{1,64}")
-_FOLDERS = re.compile(r"""(?:(?<=[\s'"(=:])|^)[~/](?!/)[^\s'":,;()]*/|(?<=['"])/[^'"]*/""")
+_FOLDERS = re.compile(
+    r"""(?:(?<=[\s'"(=:])|^)~?/(?=[\w.])(?:[^\s'":,;()/]+/)*|(?<=['"])/(?:[^'"/]+/)*"""
+)
 _logger = logging.getLogger("fedadmm")
 
 
@@ -212,7 +214,7 @@ class Gate:
         self._note(task.run, task.sequence, kind, len(wire.read_body(reply)))
 
     def evaluate(self, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
-        """The answer to a question for metrics, those that may leave; it is noted."""
+        """Return the reply to an evaluation, with the metrics that may leave; it is recorded."""
         try:
             self._refuse(content, None)
             if self.policy.approval and not self._some_run_is_approved():
@@ -238,9 +240,9 @@ class Gate:
         return found
 
     def declines(self) -> str | None:
-        """Why a question for metrics is not answered; None when it is, and it is counted.
+        """Return why no model is evaluated; None if one is, and it is counted.
 
-        Never by what a message says: a server could ask until it knows every row.
+        The limit is the site's own: a server without one could reconstruct every sample.
         """
         noised = self._federation.has_noise
         if self.policy.evaluations == 0:
@@ -252,7 +254,7 @@ class Gate:
         return declined
 
     def work(self, content: RecordDict, length: Callable[[], float]) -> RecordDict:
-        """The answer to how long the site's local work is; it is noted."""
+        """Return the reply to the question how long the site's local work is; it is recorded."""
         try:
             self._refuse(content, None)
             if self.policy.approval:
@@ -301,14 +303,14 @@ class Gate:
         )
 
     def _some_run_is_approved(self) -> bool:
-        """Whether a run with the terms of now is; a question for metrics names no run."""
+        """Return whether a run with these terms is approved; an evaluation names no run."""
         wanted = Terms.of(self._federation).written()
         files.make_private_directory(self._folder)
         names = (n for n in files.names(self._folder) if n.startswith(_APPROVED.partition("{")[0]))
         return any(files.read_if_there(self._folder / name) == wanted for name in names)
 
     def _note(self, run: str, sequence: int, kind: str, size: int) -> None:
-        """Write down what leaves, before it does; a refusal says nothing of the rows."""
+        """Record what leaves, before it does; a declined task reveals nothing of the samples."""
         if kind == ReplyKind.DECLINED:
             return
         line: dict[str, Any] = {
@@ -365,7 +367,7 @@ def _delta(federation: Federation) -> float | None:
 
 
 def waiting(base: Path) -> dict[str, dict[str, Any]]:
-    """The runs that wait for approval at a site, with their terms."""
+    """Return the runs that wait for approval at a site, with their terms."""
     found = {}
     for folder in _folders(base):
         for name in files.names(folder):
@@ -378,7 +380,7 @@ def waiting(base: Path) -> dict[str, dict[str, Any]]:
 
 
 def approve(base: Path, run: str) -> dict[str, Any]:
-    """Allow a run that waits, with the terms that it has now; returns them."""
+    """Approve a run that waits, with exactly its present terms; return them."""
     found = waiting(base)
     if run not in found:
         listed = ", ".join(found) or "none"
@@ -393,7 +395,7 @@ def approve(base: Path, run: str) -> dict[str, Any]:
 
 
 def left(base: Path) -> Iterator[dict[str, Any]]:
-    """What has left a site, oldest first; a line that a power cut tore is left out."""
+    """Yield what has left a site, oldest first, without a line that a power cut tore."""
     for folder in _folders(base):
         lines = (files.read_if_there(folder / LEFT) or b"").split(b"\n")
         for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""What a site agrees to: its own word in site.toml, which no message of a server changes."""
+"""The policy of a site: its file site.toml, which no message of a server changes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ POLICY = "site.toml"
 
 
 class DeclinedError(StateError):
-    """The site does not do what it was asked: a sentence for both sides."""
+    """The site's policy does not allow a request; the text is for both sides."""
 
 
 @checked
 class SitePolicy:
-    """What a site agrees to: the keys of its file `site.toml`.
+    """The policy of a site: the keys of its file `site.toml`.
 
     A SuperNode's own `--node-config` may hold the keys that are numbers or true and false, with
     dashes, and comes before the file.
@@ -47,12 +47,12 @@ class SitePolicy:
         sets_apart: where uploads are masked: the sites of a sum must be those of every upload from
             the same model, and of every one that was not acknowledged, or differ by
             `minimum_sites`.  Uploads of one round leave with the same sites in any case.
-        epsilon: what its rows may spend over all runs; with a budget of the solver, the smaller.
-            A run without noise at the site spends more than any budget, and is refused.
-        evaluations: how many questions for its metrics the site answers a day (UTC).  An answer is
-            exact, for any model that a server sends: a thousand of them read out a row.
-        evaluations_with_noise: whether it answers them also where noise is to hide its rows or the
-            site itself, which exact answers are not covered by.
+        epsilon: the privacy budget of its samples over all runs; with a budget of the solver, the
+            smaller one.  A run without noise at the site is declined.
+        evaluations: how many models the site evaluates a day (UTC).  Its metrics are exact, for any
+            model that a server sends: a thousand of them reveal a sample.
+        evaluations_with_noise: whether it evaluates models also in a run with differential privacy,
+            which does not cover exact metrics.
         metrics: the measurements that may leave, by their names; "none" allows all.
         task_bytes: the size of the largest task.
         task_steps: the most steps of a round.
@@ -93,7 +93,7 @@ class SitePolicy:
             )
 
     def configured(self, node: Mapping[str, Any]) -> SitePolicy:
-        """The policy with what a node's own configuration says."""
+        """Return the policy with the keys of a node's own configuration."""
         names = {name.replace("_", "-"): name for name in self.__dataclass_fields__}
         given = {name: node[key] for key, name in names.items() if key in node}
         try:
@@ -102,7 +102,7 @@ class SitePolicy:
             raise ConfigError(f"node-config: {error}") from None
 
     def refuse(self, terms: Terms) -> None:
-        """Refuse a run whose terms the site does not agree to."""
+        """Decline a run with terms that this policy does not allow."""
         if self.algorithms is not None and terms.algorithm not in self.algorithms:
             raise _declined("algorithms", self.algorithms, f"this run's is {terms.algorithm}")
         if self.models is not None and terms.model not in self.models:
@@ -128,22 +128,22 @@ class SitePolicy:
             raise _declined("epsilon", f"{self.epsilon:g}", detail)
 
     def refuse_size(self, size: int) -> None:
-        """Refuse a task that is too large."""
+        """Decline a task that is too large."""
         if self.task_bytes is not None and size > self.task_bytes:
             raise _declined("task_bytes", self.task_bytes, f"the task has {size}")
 
     def refuse_steps(self, steps: int) -> None:
-        """Refuse a task with too much work."""
+        """Decline a task with too much local work."""
         if self.task_steps is not None and steps > self.task_steps:
             raise _declined("task_steps", self.task_steps, f"a round has {steps}")
 
     def leaving(self, measured: Mapping[str, float]) -> dict[str, float]:
-        """The measurements that may leave."""
+        """Return the metrics that may leave the site."""
         allowed = self.metrics
         return {k: v for k, v in measured.items() if allowed is None or k in allowed}
 
     def declines(self, answered: int, *, noised: bool) -> str | None:
-        """Why the site evaluates no model after this many answers today; None if it does."""
+        """Return why the site evaluates no model after this many today; None if it does."""
         if self.evaluations == 0:
             return (
                 "this site does not evaluate models; evaluations=N in its node-config or "
@@ -171,7 +171,7 @@ def _declined(field: str, value: object, found: str) -> DeclinedError:
 
 
 def read_policy(path: Path) -> SitePolicy:
-    """What a site.toml says; a ConfigError names the key."""
+    """Read a site.toml; a ConfigError names the wrong key."""
     return _parsed(files.read(path).decode("utf-8", errors="replace"), str(path))
 
 
@@ -183,10 +183,10 @@ def _parsed(text: str, title: str) -> SitePolicy:
 
 
 def written(given: Mapping[str, Any]) -> str:
-    """A site.toml with every key: those that are given set, the others as comments."""
+    """Return a site.toml with every key: the given ones set, the others as comments."""
     said = _sentences(SitePolicy.__doc__ or "")
     lines = [
-        "# What this site agrees to.  Only this file and the node's own configuration say so;",
+        "# The policy of this site.  Only this file and the node's own configuration set it, and",
         "# nothing that a server sends changes it.  It is read again for every message.",
         "",
     ]
@@ -210,11 +210,11 @@ _EXAMPLES = {
     "task_steps": 1000,
     "server_key": "0" * 64,
 }
-"""What a comment shows where the default is none."""
+"""The values shown in comments where the default is none."""
 
 
 def _sentences(text: str) -> dict[str, list[str]]:
-    """What the docstring says of each field."""
+    """Return the description of each field in the docstring."""
     found: dict[str, list[str]] = {}
     name = ""
     for line in text.partition("Args:")[2].splitlines():

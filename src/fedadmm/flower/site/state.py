@@ -1,13 +1,12 @@
-"""What a site keeps on its own disk: a client's state, and what was given over all runs.
+"""The durable state of a site: a client's state in a run, and its privacy account over all runs.
 
 Files of a run, each replaced in one rename:
 
-    acked.safetensors     the state of the version that the server is known to have folded
+    acked.safetensors     the state of the last version that the server has aggregated
     pending.safetensors   the state of the last upload, with the bytes of its reply
 
-The acknowledgement renames pending to acked; a new upload replaces pending.  Whatever instant a
-crash picks, all files are whole.  What was spent of the rows' privacy is kept above all runs, so
-that none resets it.
+An acknowledgement renames pending to acked; a new upload replaces pending.  All files are whole
+whenever a crash happens.  The privacy account is kept above all runs, so that no run resets it.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ _REPLY, _BODY = "reply", "body"
 
 
 class _File(NamedTuple):
-    """What one file holds."""
+    """The content of one state file."""
 
     reply: Reply
     packed: Packed
 
     @property
     def body(self) -> bytes:
-        """The bytes of the reply."""
+        """The body of the reply."""
         return bytes(self.packed.tensors[_BODY].numpy())
 
 
 class SiteState:
-    """The folder of one client in one run."""
+    """The state of one client in one run, in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         files.make_private_directory(folder.parent)
@@ -62,47 +61,47 @@ class SiteState:
 
     @contextmanager
     def locked(self, timeout: float = 60.0) -> Iterator[None]:
-        """Hold the folder: a restarted node may meet the process it left behind."""
+        """Lock the folder: the process of an earlier start of the node may still run."""
         with files.locked(self._folder, timeout):
             files.remove_leftovers(self._folder)
             self._files = {}
             yield
 
     def ledger(self) -> ClientLedger:
-        """What the disk says; a damaged file is put aside and counts as not there."""
+        """Return the versions on the disk; a damaged file is put aside and counts as missing."""
         return ClientLedger(self._slot(ACKED), self._slot(PENDING))
 
     def promote(self) -> None:
-        """The server folded the last upload: its state is the acknowledged one now."""
+        """Make the state of the last upload the acknowledged one: the server has aggregated it."""
         files.replace(self._folder / PENDING, self._folder / ACKED)
         self._files[ACKED] = self._files.pop(PENDING)
 
     def forget(self) -> None:
-        """The server started this client again: nothing that was counts any more."""
+        """Remove all state: the server has started this client again."""
         for name in (PENDING, ACKED):
             files.remove(self._folder / name)
             self._files.pop(name, None)
         files.sync(self._folder)
 
     def acked(self, template: ClientRecord) -> ClientRecord | None:
-        """The acknowledged state; None is the initial one."""
+        """Return the acknowledged state; None is the initial one."""
         file = self._read(ACKED)
         return None if file is None else unpack(template, file.packed)
 
     def pending(self) -> tuple[Reply, bytes] | None:
-        """The last reply and its bytes, to be sent again; None when they are damaged."""
+        """Return the last reply and its body, to be sent again; None if they are damaged."""
         file = self._read(PENDING)
         if file is None:
             raise StateError(f"{self._folder / PENDING} is not there")
         if not is_sealed(file.reply, file.body):
             self._put_aside(PENDING)
             return None
-        # Whoever committed it may have died before its name was on the disk.
+        # The process that committed it may have died before its name was on the disk.
         files.sync(self._folder)
         return file.reply, file.body
 
     def commit(self, reply: Reply, body: bytes, record: ClientRecord) -> None:
-        """Keep a new state with the reply that leads to it, before that reply leaves."""
+        """Store a new state together with the reply that leads to it, before that reply leaves."""
         packed = pack(record)
         packed.plain[_REPLY] = json.dumps(reply._asdict())
         content = torch.empty(0, dtype=torch.uint8)
@@ -132,7 +131,7 @@ class SiteState:
 
 
 def _read_file(path: Path) -> _File | None:
-    # The digest of the body stands in the reply, so that it is hashed only when it is sent again.
+    # The reply contains the digest of the body, so that it is hashed only if it is sent again.
     packed = codec.read_checksummed(path, _BODY)
     if packed is None:
         return None
@@ -151,25 +150,30 @@ _WAIT = 60.0
 
 
 class Steps(NamedTuple):
-    """A kind of noised step: its noise, and one over the share of the rows that it draws."""
+    """A kind of noised step: its noise multiplier, and the number of such steps in an epoch."""
 
     multiplier: float
     per_epoch: int
 
 
 class OverBudgetError(ParameterError):
-    """The rows have spent what they may."""
+    """The privacy budget of a site does not allow another step."""
 
 
 class SiteAccount:
-    """The counts of one client in its site's state folder, which means one data set.
+    """The privacy account of one client, which means of one data set.
 
         ledger_0/account.json
 
-    holds how many questions were answered on a day, how many noised steps of each kind its rows
-    ever took part in, and how many of them in each run.  What is counted is on the disk before what
-    it counts leaves the site, and is never taken back: not when a reply gets lost, nor when a
-    server begins another run or lets the client start again.
+    holds the number of evaluations on a day, the number of noised steps of each kind over all runs
+    and in each run, and the uploads of approved runs.  A count is on the disk before the result
+    leaves the site, and is never taken back: not if a reply gets lost, nor if a server begins
+    another run or starts the client again.
+
+    Only results that may leave are charged.  With secure aggregation an upload waits at the site,
+    and the reply that it is ready has a fresh key and nothing that depends on the data; if its sum
+    is void, the result is computed again with new noise and the first one is never released, so
+    that it consumes no privacy.  The account is charged before the masked words leave.
     """
 
     def __init__(self, base: Path, client: int) -> None:
@@ -177,43 +181,43 @@ class SiteAccount:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the account: two runs may ask the same site at once."""
+        """Lock the account: two runs may use the same site at once."""
         files.make_private_directory(self._folder)
         with files.locked(self._folder, _WAIT):
             files.remove_leftovers(self._folder)
             yield
 
     def answered(self) -> int:
-        """How many questions for metrics were answered on this day, or on a later one.
+        """Return the number of evaluations on this day, or on a later one.
 
-        A clock that went back gives no new day.
+        A clock that was set back starts no new day.
         """
         found = self._read("evaluations", _is_day, {"day": "", "answered": 0})
         today: bool = found["day"] >= _today()
         return int(found["answered"]) if today else 0
 
     def count_answer(self) -> None:
-        """Count one more."""
+        """Count one more evaluation."""
         found = self._read("evaluations", _is_day, {"day": "", "answered": 0})
         day = max(found["day"], _today())
         self._write(evaluations={"day": day, "answered": self.answered() + 1})
 
     def spent(self) -> dict[Steps, int]:
-        """How many noised steps of each kind were ever made."""
+        """Return the number of released noised steps of each kind, over all runs."""
         rows = self._read("noised", _are_steps, [])
         return {Steps(row["multiplier"], row["per_epoch"]): row["steps"] for row in rows}
 
     def epsilon(self, delta: float) -> float:
-        """What all noised steps so far have spent together."""
+        """Return the epsilon that all noised steps so far have consumed."""
         return _epsilon(self.spent(), delta)
 
     def made(self, run: str) -> int:
-        """How many noised steps were made in a run."""
+        """Return the number of noised steps in a run."""
         found = self._read("runs", _are_counts, {})
         return int(found.get(run, 0))
 
     def count_steps(self, run: str, kind: Steps, steps: int) -> int:
-        """Count noised steps; returns how many were made in this run."""
+        """Count noised steps; return their number in this run."""
         counts, made = self.spent(), self.made(run) + steps
         counts[kind] = counts.get(kind, 0) + steps
         rows = [{**one._asdict(), "steps": count} for one, count in counts.items()]
@@ -233,7 +237,11 @@ class SiteAccount:
             self._write(uploads={**found, run: [*found.get(run, []), task]})
 
     def check_budget(self, noise: RecordNoise, kind: Steps, more: int, own: float | None) -> None:
-        """Refuse steps after which more would be spent than the solver or the site allows."""
+        """Check that the budgets of the solver and of the site allow more noised steps.
+
+        Raises:
+            OverBudgetError: epsilon would exceed the smaller of the two.
+        """
         budgets = [budget for budget in (noise.budget, own) if budget is not None]
         if not budgets:
             return
