@@ -22,9 +22,13 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo
+	@echo "A tenth of the clients in a round:"
 	$(BIN)/fedadmm compare quickstart
 	@echo
-	@echo "Open the report in a browser.  Then try:"
+	@echo "All clients in every round:"
+	$(BIN)/fedadmm compare quickstart-full
+	@echo
+	@echo "Open the reports in a browser.  Then try:"
 	@echo "  $(BIN)/fedadmm compare recommended          the methods to start from, and their evidence"
 	@echo "  $(BIN)/fedadmm algorithms fedadmm           what a method does, keeps and sends"
 	@echo "  $(BIN)/fedadmm run --csv YOURS.csv --target COLUMN --client COLUMN"

@@ -41,7 +41,7 @@ def on_validation(problem: fa.Problem) -> fa.Problem:
     """The same problem, with the clients' validation samples in place of the test samples."""
     samples = [problem.data.validation(client) for client in range(problem.num_clients)]
     inputs, targets = (torch.cat(parts) for parts in zip(*samples, strict=True))
-    held_out: Any = problem.test
+    held_out: Any = problem.test.sets[0]  # type: ignore[union-attr]
     prepare = problem.data.samples.prepare
     evaluator = replace(held_out, inputs=inputs, targets=targets, prepare=prepare)
     return replace(problem, test=evaluator, client_tests=None)

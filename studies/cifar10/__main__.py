@@ -126,7 +126,7 @@ def choose(setting: Setting, method: str) -> dict[str, Any]:
 def measure(setting: Setting, method: str, chosen: dict[str, Any], seed: int) -> dict[str, Any]:
     """One reported run: the curve, the final accuracy on all test samples, bytes and passes."""
     problem = problem_of(setting, seed)
-    full: Any = problem.test
+    full: Any = problem.test.sets[0]  # type: ignore[union-attr]
     few = replace(full, inputs=full.inputs[:CURVE_SAMPLES], targets=full.targets[:CURVE_SAMPLES])
     began = time.process_time()
     result = run(

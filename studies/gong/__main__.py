@@ -20,20 +20,19 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from fedadmm.study.recipes import plan
-from fedadmm.study.run_dir import RecordedRun, read_run
+from fedadmm.study.run_dir import RecordedRun
 from fedadmm.study.runner import run_study
 from fedadmm.study.single_run import run_recorded
-from fedadmm.study.spec import Cell, Search, SearchPoint, Study, cell_hash
+from fedadmm.study.spec import Cell, Search, SearchSpace, Study, cell_hash
 
 RATES = (0.01, 0.1, 0.2, 0.5)
-HALVES = {"iid": (2, 5), "shards": (4, 12)}
-"""Rounds of the two halves of the search; two shards need more, until accuracies mean something."""
+ROUNDS = {"iid": 5, "shards": 12}
+"""Rounds of a search run; two shards need more, until accuracies mean something."""
 CAP = 60
 HOW = {"threads": 1, "checkpoint.every": 5}
 RUNGS = ("momentum", "upload", "epochs", "duals")
@@ -78,30 +77,18 @@ def curve(run: RecordedRun) -> list[float]:
 
 
 def search(cell: Cell, folder: Path) -> dict[str, Any]:
-    """The rate that is best on seed 1000: all for a few rounds, the better half for more."""
-    iid, target = not cell.setting.endswith("-shards"), cell.run.target
-    assert target is not None
-    first, second = HALVES["iid" if iid else "shards"]
-    also = {"seed": 1000, "rounds": second, "problem.max_test": 2000, **HOW}
-    tries = [SearchPoint(cell.name, cell, rated(cell, lr), also) for lr in RATES]
-    study = Study("sweep", [], search=Search(1000, tries, halve_after=[first]))
-    tried = run_study(study, folder).search["tried"]
-    better, curves = [], {}
-    for lr, point, row in zip(RATES, tries, tried, strict=True):
-        whole, short = (one.directory(folder) for one in (point.cell, point.cell.shortened(first)))
-        curves[lr] = curve(read_run(whole if whole.exists() else short))
-        if row["dropped_after"] is None:
-            better.append(lr)
-    last = 1 if iid else second - first  # two shards: one round says little
-    best = max(better, key=lambda lr: worth(curves[lr], last, target.value))
+    """Choose the learning rate on validation samples, on seeds that are not reported."""
+    rounds = ROUNDS["shards" if cell.setting.endswith("-shards") else "iid"]
+    (key,) = rated(cell, RATES[0])
+    space = SearchSpace(cell.name, [cell], {key: RATES})
+    changes = {"problem.max_test": 2000, **HOW}
+    how = Search((1000, 1001, 1002), [space], rounds, validation=0.1, changes=changes)
+    found = run_study(Study("sweep", [], search=how), folder).search
     shutil.rmtree(folder)
-    return {"lr": best, "curves": {str(lr): values for lr, values in curves.items()}}
-
-
-def worth(values: list[float], last: int, target: float) -> tuple[bool, int, float]:
-    """The target first, then fewer rounds to it, then the mean of the last accuracies."""
-    reached = max(values) >= target
-    return reached, -len(values) if reached else 0, fmean(values[-last:])
+    tried = [{one: row[one] for one in ("value", "seed", "score")} for row in found["tried"]]
+    named = {one: found[one][cell.name] for one in ("grid", "interior")}
+    chosen = found["chosen"][cell.name]["value"]
+    return {"lr": chosen[key], "chosen": chosen, "tried": tried, **named}
 
 
 def reported(cell: Cell, lr: float, seed: int, unfinished: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import fedadmm as fa
 from fedadmm.algorithms import REGISTRY
 from fedadmm.run.evaluation import Target
 from fedadmm.study import results
-from fedadmm.study.results import Lead, MethodSummary, Results
+from fedadmm.study.results import Comparison, MethodSummary, Results
 from fedadmm.study.statistics import Difference, spread
 from support.commands import call, write_small
 
@@ -73,74 +74,40 @@ def test_every_method_has_a_line_of_80_columns_and_a_page(monkeypatch: pytest.Mo
     assert "a schedule over rounds, or `PerWork`, which fits it to the local work" in page
 
 
-def _row(name: str, difference: Difference | None) -> MethodSummary:
+def _row(name: str, difference: Difference | None, **changes: Any) -> MethodSummary:
     nothing = spread([])
-    return MethodSummary(
-        name, name, name, False, 3, 0, nothing, nothing, nothing, {}, None, difference
-    )
+    row = MethodSummary(name, name, name, 3, 0, 80, nothing, nothing, nothing, {})
+    return replace(row, difference=difference, **changes)
 
 
-def test_a_comparison_says_which_differences_are_more_than_chance() -> None:
-    base = _row("FedAvg", None)
+def test_significance_follows_the_adjusted_p_value() -> None:
     rows = [
-        base,
-        _row("FedADMM", Difference(0.1, 0.05, 0.15, 3)),
-        _row("FedDR", Difference(0.1, -0.05, 0.25, 3)),
-        _row("FedPD", Difference(-0.1, -0.15, -0.05, 3)),
+        _row("FedAvg", None),
+        _row("a", Difference(0.1, 0.05, 0.15, 3, 0.01, 0.03), compared_with="FedAvg"),
+        _row("b", Difference(0.1, 0.01, 0.25, 3, 0.04, 0.08), compared_with="FedAvg"),
     ]
-    told = results.verdict(Results(None, "test_accuracy", base, rows))
-    assert told == [
-        "differ significantly from FedAvg: FedADMM; FedPD · "
-        "no significant difference from FedAvg: FedDR"
-    ]
-    assert results.verdict(Results(None, "test_accuracy", None, rows)) == []
-
-
-def test_a_comparison_says_what_won_and_by_how_much() -> None:
-    best = replace(_row("FedADMM", None), final={"test_accuracy": spread([0.9, 0.92])})
-    second = _row("FedAvg", None)
-    shown = results.final(second, "test_accuracy")
-
-    def sentence(gap: Difference) -> str:
-        lead = Lead(best, second, gap, by_rounds=False)
-        return results.verdict(Results(None, "test_accuracy", None, [best, second], lead))[0]
-
-    start = (
-        f"best test accuracy at the end: FedADMM 91.0 ± 1.4 %; FedAvg {shown} "
-        "(the first two differ by +2.0 points; "
+    (told,) = results.verdict(Results(None, "test_accuracy", rows))
+    assert (
+        told == "significantly different from FedAvg: a · no significant difference from FedAvg: b"
     )
-    assert sentence(Difference(0.02, 0.01, 0.03, 2)) == (
-        f"{start}95 % interval +1.0 to +3.0 over 2 seeds: significant)"
+
+
+def test_the_last_sentence_claims_nothing_that_is_not_significant() -> None:
+    best = _row("new", None, rounds=spread([10.0, 12.0]), bytes=spread([2e6, 3e6]))
+    usual = _row(
+        "mean", None, algorithm="fedavg", rounds=spread([20.0, 22.0]), bytes=spread([2e6] * 2)
     )
-    assert sentence(Difference(0.02, -0.01, 0.05, 2)) == (
-        f"{start}95 % interval −1.0 to +5.0 over 2 seeds: not significant)"
-    )
-    assert "one seed cannot show" in sentence(Difference(0.02, None, None, 1))
-    assert "says nothing about chance" in sentence(Difference(0.02, 0.02, 0.02, 5))
-    faster = replace(best, rounds=spread([10.0, 12.0]), bytes=spread([2e6, 3e6]))
-    slower = replace(second, rounds=spread([14.0, 16.0]), bytes=spread([5e6]))
-    usual = replace(_row("mean", None), algorithm="fedavg", rounds=spread([20.0]))
-    lead = Lead(faster, slower, Difference(-4.0, -5.0, -3.0, 2), by_rounds=True)
     target = Target("test_accuracy", 0.9, True)
-    rows = [usual, faster, slower]
-    told = results.verdict(Results(target, "test_accuracy", None, rows, lead))[0]
-    assert told.replace("\N{NO-BREAK SPACE}", " ") == (
-        "first at test accuracy ≥ 90 %: FedADMM after 11 rounds and 2.5 MB; FedAvg after 15 rounds "
-        "and 5 MB; mean after 20 rounds and – (the first two differ by −4 rounds; 95 % interval "
-        "−5 to −3 over 2 seeds: significant)"
-    )
-    usual = replace(usual, bytes=spread([2e6]))
 
-    def short(*rows: MethodSummary) -> list[str]:
-        found = Results(target, "test_accuracy", None, list(rows), lead)
-        words = "\n".join(results.verdict(found)).replace("\N{NO-BREAK SPACE}", " ")
-        return [line for line in words.splitlines() if line.startswith("in short")]
+    def last(gap: Difference) -> str:
+        over = Comparison(best, usual, gap)
+        found = Results(target, "test_accuracy", [usual, best], True, None, over)
+        return results.verdict(found)[-1].replace("\N{NO-BREAK SPACE}", " ")
 
-    assert short(usual, faster, slower) == [
-        "in short: FedADMM needs 45 % fewer rounds than mean to test accuracy ≥ 90 %, and sends "
-        "25 % more"
-    ]
-    assert short(faster, slower) == []
+    won = last(Difference(-10.0, -12.0, -8.0, 2, 0.01))
+    assert "new needs 48 % fewer rounds than mean" in won
+    assert "25 % more" in won
+    assert "fewer" not in last(Difference(-10.0, -25.0, 5.0, 2, 0.2))
 
 
 def test_a_comparison_without_a_target_speaks_of_none(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedadmm.run.simulate import simulate
 from fedadmm.study import config
-from fedadmm.study.benefit import SiteBenefit, site_benefit
+from fedadmm.study.benefit import Gain, SiteBenefit, site_benefit
 from fedadmm.study.run_dir import RunDir
 from fedadmm.study.single_run import run
 
@@ -53,15 +54,37 @@ def test_scores_are_those_of_each_site_s_own_held_out_rows(kind: str, tmp_path: 
         expected = [dict(test(params))["test_accuracy"] for test in tests]
     else:  # the loss is half the squared error
         expected = [2 * dict(test(params))["test_loss"] for test in tests]
-    assert found.scores["federated"] == pytest.approx(expected, abs=1e-6)
+    assert found.scores["shared"] == pytest.approx(expected, abs=1e-6)
+    assert list(found.scores) == ["local", "shared", "personalised"]
     assert (found.sites, found.sizes) == (list("abcd"), [6] * 4)
-    gain = np.mean(found.scores["federated"]) - np.mean(found.scores["alone"])
-    assert found.gain == pytest.approx(gain if kind == "classes" else -gain)
-    assert found.low <= found.gain <= found.high
+    sign = 1 if kind == "classes" else -1
+    for how, gains in found.gains.items():
+        by_site = sign * (np.array(found.scores[how]) - np.array(found.scores["local"]))
+        assert [gain.mean for gain in gains] == pytest.approx([*by_site, by_site.mean()])
+        assert all(gain.low <= gain.mean <= gain.high for gain in gains)
     if kind == "numbers":
-        assert found.verdict == "federating helps"
-        assert np.mean(found.scores["pooled"]) < np.mean(found.scores["alone"])
-    assert found.verdict in found.table().note
+        assert found.gains["shared"][-1].verdict == "better"
+    shown = found.table()
+    assert [line[0] for line in shown.lines] == [*"abcd", "all"]
+    assert [line[-1] for line in shown.lines] == [g.verdict for g in found.gains["personalised"]]
+    assert SiteBenefit.read(found.document()) == found
+
+
+def test_personalised_models_are_those_of_ditto_with_the_runs_seed(tmp_path: Path) -> None:
+    tree = {"problem": table(tmp_path, "classes"), "rounds": 5}
+    tree |= {"local": {"solver": {"name": "sgd", "lr": 0.5}}}
+    chosen = config.resolve(tree)
+    problem = chosen.load_problem()
+    found = site_benefit(chosen, torch.zeros(problem.num_parameters))
+    assert found is not None
+    local = tree["local"] | {"personal": {"name": "ditto", "weight": 0.1}}
+    ran = simulate(config.resolve(tree | {"local": local}))
+    assert problem.client_tests is not None
+    expected = [
+        dict(test(ran.personal(site)))["test_accuracy"]
+        for site, test in enumerate(problem.client_tests)
+    ]
+    assert found.scores["personalised"] == pytest.approx(expected)
 
 
 def test_the_interval_is_that_of_resampled_rows(tmp_path: Path) -> None:
@@ -71,25 +94,20 @@ def test_the_interval_is_that_of_resampled_rows(tmp_path: Path) -> None:
     problem = chosen.load_problem()
     good = site_benefit(chosen, torch.zeros(problem.num_parameters))
     assert good is not None
-    right = np.concatenate(
-        [
-            np.repeat(own, size)
-            for own, size in zip(good.scores["federated"], good.sizes, strict=True)
-        ]
-    )
-    assert good.gain == pytest.approx(right.mean() - np.mean(good.scores["alone"]))
-    assert good.verdict == "federating does not help"
+    gap = np.dot(np.subtract(good.scores["shared"], good.scores["local"]), good.sizes)
+    total = good.gains["shared"][-1]
+    assert total.mean == pytest.approx(gap / sum(good.sizes))
+    assert total.verdict == "worse"
 
 
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
-        (0.01, 0.2, "federating helps"),
-        (0.0, 0.0, "no significant difference"),
-        (-0.1, 0.1, "no significant difference"),
-        (-0.2, -0.1, "federating does not help"),
+        (0.01, 0.2, "better"),
+        (0.0, 0.0, "not significant"),
+        (-0.1, 0.1, "not significant"),
+        (-0.2, -0.1, "worse"),
     ],
 )
 def test_nothing_is_claimed_from_an_interval_with_zero(low: float, high: float, words: str) -> None:
-    scores = {"alone": [0.5], "pooled": [0.6], "federated": [0.6]}
-    assert SiteBenefit(["a"], [10], scores, True, (low + high) / 2, low, high).verdict == words
+    assert Gain((low + high) / 2, low, high).verdict == words

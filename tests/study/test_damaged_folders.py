@@ -30,7 +30,6 @@ DAMAGES = {
     "a folder that is missing": lambda found: _row(found, directory=None),
     "a label that is a number": lambda found: _row(found, label=1),
     "a target that is a word": lambda found: _row(found, target="high"),
-    "a baseline that is a word": lambda found: _row(found, baseline="yes"),
 }
 
 

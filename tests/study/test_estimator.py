@@ -283,7 +283,7 @@ def test_rows_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(fa.errors.ParameterError) as caught:
             model.fit(x, y > 0, groups=short)
-        said = f"groups has shape {shape}, but must hold one value for each of {many} rows"
+        said = f"groups has shape {shape}, but must hold one value for each of {many} samples"
         assert str(caught.value) == f"FederatedClassifier: {said}"
     with pytest.raises(
         fa.errors.ParameterError, match="y has a gap, but must hold a class for every row"

@@ -54,7 +54,8 @@ def test_a_comparison_is_checked_once_per_method(
 
 
 def test_a_search_adds_one_check_per_trial_and_choice(tmp_path: Path, checks: list[str]) -> None:
-    tree = SMALL | {"methods": METHODS[:2], "search": {"values": [0.01, 0.05], "rounds": 2}}
+    search = {"values": [0.01, 0.05], "rounds": 2, "seeds": [7], "extend": 0}
+    tree = SMALL | {"methods": METHODS[:2], "search": search}
     compare(plan(tree), tmp_path)
     assert len(checks) == 2 + 4 + 2
 

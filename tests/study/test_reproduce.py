@@ -206,7 +206,8 @@ def test_the_search_is_on_a_seed_that_is_not_reported() -> None:
     for identifier in identifiers():
         search = load(identifier).search
         if search is not None:
-            assert search.seed not in plan(identifier, "full").seeds
+            assert not {*search.seeds} & {*plan(identifier, "full").seeds}
+            assert len(search.seeds) >= 3
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_without_a_search_everybody_keeps_the_recipes_learning_rate() -> None:
 
 def _outcome(rounds: int | None) -> RecordedRun:
     tally = {"rounds_to_target": rounds}
-    return RecordedRun(Path(), "a", "a", "a", False, 0, [], {"code": "completed"}, {}, tally)
+    return RecordedRun(Path(), "a", "a", "a", 0, [], {"code": "completed"}, {}, tally)
 
 
 def test_the_speedup_needs_both_to_have_met_the_target() -> None:
@@ -258,11 +259,11 @@ def test_the_speedup_needs_both_to_have_met_the_target() -> None:
 
 def test_a_reduction_in_words() -> None:
     found = {"setting_title": "digits", "title": "FedADMM", "reading": "as printed"}
-    row = found | {"rounds_to_target": {"mean": 20.0}, "reduction": 0.6}
+    row = found | {"rounds_to_target": {"mean": 20.0}, "ratio": 0.4}
     best = {"label": "FedAvg", "rounds_to_target": {"mean": 50.0}}
-    assert "60% fewer than the best baseline, FedAvg (50)" in reduction(row, best)
-    assert "50% more than" in reduction(row | {"reduction": -0.5}, best)
-    assert "20 rounds, as many as the best baseline" in reduction(row | {"reduction": 0.0}, best)
+    assert "60% fewer than the best other method, FedAvg (50)" in reduction(row, best)
+    assert "50% more than" in reduction(row | {"ratio": 1.5}, best)
+    assert "20 rounds, as many as the best other method" in reduction(row | {"ratio": 1.0}, best)
 
 
 def _tried(place: str, value: dict[str, float]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedadmm.core.errors import ConfigError
 from fedadmm.run.evaluation import Target
 from fedadmm.study import formatting, results
 from fedadmm.study.recipes import load, plan as plan_reproduction
@@ -20,7 +21,7 @@ from fedadmm.study.report import write_report
 from fedadmm.study.reproduce import reproduce
 from fedadmm.study.run_dir import RecordedRun, RunDir
 from fedadmm.study.run_history import Columns
-from fedadmm.study.statistics import difference, spread
+from fedadmm.study.statistics import Difference, difference, spread
 from fedadmm.study.study_result import read_study
 from support.commands import call, write_small
 from support.records import made
@@ -33,7 +34,6 @@ def recorded(
     seed: int,
     accuracies: Sequence[float],
     code: str = "completed",
-    baseline: bool = False,
 ) -> RecordedRun:
     columns = Columns(
         made(t, test_accuracy=value, bytes_up=10, bytes_down=30, seconds=2.0)
@@ -44,7 +44,6 @@ def recorded(
         label=label,
         method=label,
         algorithm=label,
-        baseline=baseline,
         seed=seed,
         columns=columns,
         summary={"code": code},
@@ -54,12 +53,12 @@ def recorded(
 
 
 RUNS = [
-    recorded("mean", 0, [0.1, 0.4, 0.4, 0.6], baseline=True),
-    recorded("mean", 1, [0.1, 0.2, 0.3, 0.4, 0.5, 0.7], baseline=True),
-    recorded("slow", 0, [0.0] * 19 + [0.5], baseline=True),
-    recorded("slow", 1, [0.0] * 19 + [0.5], baseline=True),
-    recorded("lost", 0, [0.5, 0.9], baseline=True),
-    recorded("lost", 1, [0.1, 0.2], baseline=True),
+    recorded("mean", 0, [0.1, 0.4, 0.4, 0.6]),
+    recorded("mean", 1, [0.1, 0.2, 0.3, 0.4, 0.5, 0.7]),
+    recorded("slow", 0, [0.0] * 19 + [0.5]),
+    recorded("slow", 1, [0.0] * 19 + [0.5]),
+    recorded("lost", 0, [0.5, 0.9]),
+    recorded("lost", 1, [0.1, 0.2]),
     recorded("dual", 0, [0.2, 0.8]),
     recorded("dual", 1, [0.2, 0.3, 0.8]),
     recorded("wild", 0, [0.9, 0.95]),
@@ -67,11 +66,14 @@ RUNS = [
 ]
 
 
-def rows(runs: Sequence[RecordedRun] = RUNS) -> dict[str, results.Row]:
+LONG = [replace(run, config={"rounds": 20}) for run in RUNS]
+
+
+def rows(runs: Sequence[RecordedRun] = RUNS) -> dict[str, results.MethodSummary]:
     return {row.label: row for row in results.results(runs, TARGET).rows}
 
 
-def test_rounds_bytes_and_seconds_are_those_of_the_seeds_that_got_there() -> None:
+def test_rounds_bytes_and_seconds_to_the_target() -> None:
     row = rows()["mean"]
     assert (row.rounds.mean, row.rounds.std) == (4.5, pytest.approx(np.std([4, 5], ddof=1)))
     assert row.bytes.mean == pytest.approx(np.mean([4 * 40, 5 * 40]))
@@ -85,48 +87,79 @@ def test_a_diverged_seed_did_not_reach_the_target_and_is_in_no_mean() -> None:
     assert (row.reached, row.seeds, row.diverged) == (1, 2, 1)
     assert row.final["test_accuracy"] == spread([0.95, None])
     assert results.failures(row) == "1 of 2 diverged"
-    assert row.reduction is None
 
 
-def test_the_reduction_is_over_the_best_baseline_that_always_met_the_target() -> None:
-    found = results.results(RUNS, TARGET)
-    assert found.baseline is not None
-    assert found.baseline.label == "mean"  # "lost" needs 1 round, but not with every seed
-    assert rows()["dual"].reduction == pytest.approx(1 - 2.5 / 4.5)
-    assert rows()["slow"].reduction == pytest.approx(1 - 20 / 4.5)
-    assert rows()["lost"].reduction is None
-    never = results.results([*RUNS, recorded("never", 0, [0.1])], TARGET)
-    order = [row.label for row in never.fastest_first()]
-    assert order == ["dual", "mean", "slow", "lost", "wild", "never"]
+def test_a_miss_counts_as_the_limit_and_every_method_meets_the_best_other_one() -> None:
+    found = results.results(LONG, TARGET)
+    # Restricted means: dual 2.5, mean 4.5, lost (1 + 20) / 2, wild (1 + 20) / 2, slow 20.
+    means = {row.label: row.rounds.mean for row in found.rows}
+    assert means == {"mean": 4.5, "slow": 20.0, "lost": 10.5, "dual": 2.5, "wild": 10.5}
+    order = [row.label for row in found.best_first()]
+    assert order[:2] == ["dual", "mean"]
+    assert order[-1] == "slow"
+    assert set(order[2:4]) == {"lost", "wild"}
+    against = {row.label: row.compared_with for row in found.rows}
+    assert against == {**dict.fromkeys(means, "dual"), "dual": "mean"}
+    assert rows(LONG)["dual"].ratio == pytest.approx(2.5 / 4.5)
+    assert rows(LONG)["lost"].ratio == pytest.approx(10.5 / 2.5)
+    never = results.results(
+        [*LONG, replace(recorded("never", 0, [0.1]), config={"rounds": 30})], TARGET
+    )
+    assert never.best_first()[-1].label == "never"
+
+
+def test_a_reference_replaces_the_best_other_method() -> None:
+    found = results.results(LONG, TARGET, "slow")
+    against = {row.label: row.compared_with for row in found.rows}
+    assert against == {**dict.fromkeys(("mean", "lost", "dual", "wild"), "slow"), "slow": None}
+    gap = {row.label: row.difference for row in found.rows}["dual"]
+    assert gap is not None
+    assert gap.mean == pytest.approx(2.5 - 20)
+    with pytest.raises(ConfigError):
+        results.results(LONG, TARGET, "nobody")
+
+
+def test_holm_adjusts_over_all_comparisons_of_a_table() -> None:
+    generator = np.random.default_rng(0)
+    base = generator.normal(0.5, 0.02, 6)
+    ends = {"a": base, "b": base - generator.normal(0.03, 0.02, 6), "c": base - 0.1}
+    ends["d"] = base + generator.normal(-0.01, 0.02, 6)
+    runs = [recorded(k, s, [float(v)]) for k, values in ends.items() for s, v in enumerate(values)]
+    found = results.results(runs, None, "a")
+    p_values = [float(stats.ttest_rel(ends[one], ends["a"]).pvalue) for one in ("b", "d")]
+    adjusted = [row.difference.adjusted for row in found.rows if row.label in ("b", "d")]
+    order = np.argsort(p_values)
+    low = min(1.0, 2 * p_values[order[0]])
+    expected = {int(order[0]): low, int(order[1]): max(low, p_values[order[1]])}
+    assert adjusted == pytest.approx([expected[0], expected[1]])  # c differs by a constant: no test
 
 
 def test_the_difference_is_paired_with_a_t_interval() -> None:
-    own, other = np.array([0.8, 0.8]), np.array([0.6, 0.7])
-    found = rows()["dual"].difference
+    own, other = np.array([2.0, 3.0]), np.array([4.0, 5.0]) + np.array([0.0, 1.0])
+    runs = [*RUNS[:1], recorded("mean", 1, [0.1] * 5 + [0.7]), *RUNS[6:8]]
+    found = {row.label: row.difference for row in results.results(runs, TARGET).rows}["dual"]
     assert found is not None
     reference = stats.ttest_rel(own, other).confidence_interval(0.95)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.15, *reference))
-    assert difference([0.25]) == results.Difference(0.25, None, None, 1)
+    assert (found.mean, found.low, found.high) == pytest.approx((-2.5, *reference))
+    assert difference([0.25]) == Difference(0.25, None, None, 1)
     assert difference([]) is None
 
 
-def test_a_target_that_no_baseline_always_reaches_leaves_intervals_and_a_verdict() -> None:
-    ends = {"mean": [0.40, 0.44, 0.55], "slow": [0.30, 0.31, 0.33], "mine": [0.47, 0.49, 0.45]}
+def test_without_a_reached_target_the_final_metric_is_compared() -> None:
+    ends = {"mean": [0.40, 0.44, 0.45], "slow": [0.30, 0.31, 0.33], "mine": [0.47, 0.49, 0.46]}
     runs = [
-        recorded(label, seed, [0.1, end], baseline=label != "mine")
+        recorded(label, seed, [0.1, end])
         for label, values in ends.items()
         for seed, end in enumerate(values)
     ]
     found = results.results(runs, TARGET)
-    assert found.baseline is not None
-    assert (found.baseline.label, found.baseline.reached) == ("mean", 1)
+    assert not found.by_rounds
     interval = stats.ttest_rel(ends["mine"], ends["mean"]).confidence_interval(0.95)
     gap = found.rows[2].difference
     assert gap is not None
     assert (gap.low, gap.high) == pytest.approx(tuple(interval))
     assert found.lead is not None
-    assert (found.lead.best.label, found.lead.by_rounds) == ("mine", False)
-    assert "the first two differ by +0.7 points" in results.verdict(found)[-1]
+    assert (found.lead.own.label, found.lead.other.label) == ("mine", "mean")
 
 
 def test_of_equally_quick_methods_the_one_that_sent_less_is_first() -> None:
@@ -135,14 +168,14 @@ def test_of_equally_quick_methods_the_one_that_sent_less_is_first() -> None:
     cheap = recorded("cheap", 0, [0.1, 0.7])
     lead = results.results([costly, cheap], TARGET).lead
     assert lead is not None
-    assert [lead.best.label, lead.second.label] == ["cheap", "costly"]
+    assert [lead.own.label, lead.other.label] == ["cheap", "costly"]
 
 
 def test_rounds_in_words_say_who_missed_the_target() -> None:
-    found = results.results(RUNS, TARGET)
+    found = results.results(LONG, TARGET)
     shown = {row.label: results.reached(found, row) for row in found.rows}
     assert shown["mean"] == "4.5 ± 0.71"
-    assert shown["lost"] == "1 (1 of 2)"
+    assert shown["lost"] == "≥ 10.5 ± 13 (reached by 1 of 2)"
     missed = results.results([recorded("x", 0, [0.1])], TARGET)
     assert results.reached(missed, missed.rows[0]) == "not reached (0 of 1)"
     untargeted = results.results(RUNS, None)
@@ -190,7 +223,7 @@ def test_every_output_tells_the_same_about_a_diverged_seed(compared: tuple[Path,
     for shown in (terminal, page):
         assert "1 of 3 diverged" in shown
         assert f"{text} ± {deviation}" in shown
-        assert "1 ± 0 (2 of 3)" in shown
+        assert "(reached by 2 of 3)" in shown
     for shown in (terminal, (folder / "report.html").read_text()):
         assert formatting.SPREAD in " ".join(shown.split())
 
@@ -237,25 +270,18 @@ def test_a_page_of_a_target_that_nothing_reaches_has_its_intervals(tmp_path: Pat
     result = call("compare", config, "--out", tmp_path / "out", "--jobs", 1)
     assert result.exit_code == 0, result.stderr
     page = (tmp_path / "out/report.html").read_text()
-    assert "No baseline (FedAvg) reached the target with every seed" in page
-    assert "to FedAvg on the same seeds, with its 95 % interval" in page
+    assert "on the same seeds, with its 95 % interval" in page
 
 
 def test_nothing_is_claimed_from_seeds_that_gave_the_same_run() -> None:
     """One row of a table of fifty, five times over, is one row."""
-    runs = [recorded("mean", seed, [0.52], baseline=True) for seed in range(5)]
+    runs = [recorded("mean", seed, [0.52]) for seed in range(5)]
     runs += [recorded("dual", seed, [0.5]) for seed in range(5)]
     found = results.results(runs, None)
     row = found.rows[1]
     assert row.difference is not None
     assert row.difference.mean == pytest.approx(-0.02)
     assert (row.difference.constant, row.difference.beyond_chance) == (True, False)
-    told = results.verdict(found)
-    assert told == [
-        "cannot be compared with mean, because all seeds gave the same difference: dual",
-        "best test accuracy at the end: mean 52.0 ± 0.0 %; dual 50.0 ± 0.0 % (the first two differ "
-        "by +2.0 points; the same on all seeds, which says nothing about chance)",
-    ]
     assert results.compared(found, row) == "−2.0 points (on all seeds)"
     other = results.results([*runs[:-1], recorded("dual", 4, [0.505])], None).rows[1].difference
     assert other is not None
@@ -266,7 +292,7 @@ def test_seeds_that_share_training_rows_count_for_less() -> None:
     """Nadeau and Bengio: k resampled splits have a variance of s² (1/k + test / train rows)."""
     ends = [0.70, 0.74, 0.71, 0.75, 0.72]
     table = {"name": "table", "partition_seed": "none", "test_fraction": 0.2}
-    runs = [recorded("mean", seed, [0.7], baseline=True) for seed in range(5)]
+    runs = [recorded("mean", seed, [0.7]) for seed in range(5)]
     runs += [recorded("dual", seed, [end]) for seed, end in enumerate(ends)]
 
     def half_width(problem: dict[str, object]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import pytest
 
 from fedadmm.study import run_dir
 from fedadmm.study.config import resolve
-from fedadmm.study.results import dropped
-from fedadmm.study.runner import RoundRecorded, RunEvent, RunStarted, choose, run_study
-from fedadmm.study.spec import Cell, Search, SearchPoint, Study
+from fedadmm.study.runner import RoundRecorded, RunEvent, RunStarted, run_study
+from fedadmm.study.spec import Cell, Search, SearchSpace, Study
 from support.commands import SMALL, call, write_small
 
 
@@ -65,19 +65,8 @@ def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
     assert resumed.spent["rounds"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_search_prefers_rounds_then_worth_and_never_divergence() -> None:
-    def row(value: float, rounds: int | None, best: float | None, code: str = "x") -> Any:
-        known = {"label": "m", "key": "local.solver.lr", "more_is_better": True}
-        return known | {"value": value, "rounds_to_target": rounds, "best": best, "code": code}
-
-    assert choose([row(1, None, 0.9), row(2, 30, 0.8), row(3, 20, 0.7)])["m"]["value"] == 3
-    assert choose([row(1, None, 0.8), row(2, None, 0.9), row(3, None, None)])["m"]["value"] == 2
-    assert choose([row(1, 5, 0.99, "diverged"), row(2, None, 0.1)])["m"]["value"] == 2
-    assert choose([row(1, 20, 0.9), row(2, 20, 0.9)])["m"]["value"] == 1
-
-
-def searched(values: list[float], halve_after: list[int], **changes: Any) -> Study:
-    """FedSGD on ‖x - x*‖² / 2, whose loss after t rounds is (1 - lr)^2t times that of round 0."""
+def searched(rates: list[float], seeds: list[int], extend: int = 0, **changes: Any) -> Study:
+    """FedSGD on ||x - x*||^2 / 2: after t rounds the loss is (1 - lr)^2t times the initial one."""
     tables = {
         "rounds": 8,
         "precision": "float64",
@@ -86,49 +75,55 @@ def searched(values: list[float], halve_after: list[int], **changes: Any) -> Stu
         "checkpoint": {"every": 3},
     }
     cell = Cell("m", resolve(tables | changes), "m", tuned="m")
-    tries = [SearchPoint("m", cell, {"algorithm.lr": value}, {"seed": 1000}) for value in values]
-    return Study("comparison", [cell], [0], Search(1000, tries, halve_after=halve_after))
+    space = SearchSpace("m", [cell], {"algorithm.lr": rates})
+    return Study("comparison", [cell], [0], Search(seeds, [space], extend=extend))
 
 
 def rounds_run(heard: list[RunEvent]) -> list[int]:
     return [event.record["round"] for event in heard if isinstance(event, RoundRecorded)]
 
 
-def test_the_better_half_of_a_search_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
+def test_the_better_half_of_a_search_goes_on_to_the_next_seed(tmp_path: Path) -> None:
     heard: list[RunEvent] = []
-    rates = [0.3, 0.9, 3.0, 1.5, 0.6]
-    found = run_study(searched(rates, [2, 4]), tmp_path, watch=heard.append)
-    tried = {row["value"]["algorithm.lr"]: row for row in found.search["tried"]}
-    by_loss = sorted(rates, key=lambda lr: abs(1 - lr))
-    left = {**dict.fromkeys(by_loss[:2]), by_loss[2]: 4, **dict.fromkeys(by_loss[3:], 2)}
-    assert {lr: row["dropped_after"] for lr, row in tried.items()} == left
+    rates = [0.3, 0.9, 1.5, 0.6, 3.0]
+    found = run_study(searched(rates, [7, 8, 9]), tmp_path, watch=heard.append)
+    tried = [(row["seed"], row["value"]["algorithm.lr"]) for row in found.search["tried"]]
+    # By |1 - lr|: 0.9, 0.6, 1.5, then 0.3 and 3; three of five go on, then two of three.
+    first = [(7, lr) for lr in sorted(rates)]
+    assert tried == [*first, (8, 0.6), (8, 0.9), (8, 1.5), (9, 0.6), (9, 0.9)]
     assert found.search["chosen"]["m"]["value"] == {"algorithm.lr": 0.9}
-    start = tried[0.3]["best"] / 0.7**4
-    for lr, row in tried.items():
-        expected = start * (1 - lr) ** (2 * (left[lr] or 8))
-        assert row["best"] == pytest.approx(expected, abs=1e-12)
-    # five points for two rounds, three for two more, two for four more, and the reported seed
-    assert rounds_run(heard) == 5 * [1, 2] + 3 * [3, 4] + 2 * [5, 6, 7, 8] + [*range(1, 9)]
-    assert list(dropped(found.search)) == [
-        "the search dropped after 2 rounds: m 0.3, 3.0",
-        "the search dropped after 4 rounds: m 1.5",
-    ]
-    again = run_study(searched(rates, [2, 4]), tmp_path, only_cached=True)
+    assert found.search["interior"] == {"m": {"algorithm.lr": True}}
+    assert found.runs[0].config["algorithm"]["lr"] == 0.9
+    again = run_study(searched(rates, [7, 8, 9]), tmp_path, only_cached=True)
     assert again.document == found.document
 
 
-def test_halving_may_choose_what_is_better_early(tmp_path: Path) -> None:
-    """With curvatures 1 and 0.1 the rate 1 is better at first and 1.8 in the end."""
-    table = {"name": "quadratics", "clients": 1, "dimension": 2, "heterogeneity": 0.0}
-    for name, halve_after, best in (("whole", [], 1.8), ("halved", [1], 1.0)):
-        wanted = searched([1.0, 1.8], halve_after, problem=table, rounds=30)
-        found = run_study(wanted, tmp_path / name)
-        assert found.search["chosen"]["m"]["value"] == {"algorithm.lr": best}
+def test_scores_are_minus_rounds_and_misses_and_divergence_come_last(tmp_path: Path) -> None:
+    target = {"metric": "loss", "value": 1e-9, "at_least": False}
+    wanted = searched([0.05, 0.5, 0.9, 1.5, 1e8], [7], target=target, rounds=20)
+    rows = {
+        row["value"]["algorithm.lr"]: row for row in run_study(wanted, tmp_path).search["tried"]
+    }
+    assert rows[0.9]["score"] == -rows[0.9]["rounds_to_target"] > rows[0.5]["score"]
+    assert rows[0.05]["rounds_to_target"] is None
+    assert -40 < rows[0.05]["score"] < -20 <= rows[0.5]["score"]
+    assert rows[1e8]["score"] is None  # minus infinity, as JSON has it
+    assert rows[1e8]["code"] == "diverged"
 
 
-@pytest.mark.parametrize("stop", [1, 5, 10, 11, 14, 16, 19, 24])
+def test_a_grid_does_not_grow_into_values_that_are_not_allowed(tmp_path: Path) -> None:
+    """The best momentum on one client is at the end of the range: beyond it is no value."""
+    tables = {"algorithm": {"name": "fedavgm", "momentum": 0.5}, "rounds": 2}
+    cell = Cell("m", resolve(SMALL | tables), "m", tuned="m")
+    space = SearchSpace("m", [cell], {"algorithm.momentum": [0.4, 0.8]})
+    wanted = Study("comparison", [cell], [0], Search([7], [space], extend=3))
+    rows = run_study(wanted, tmp_path).search["tried"]
+    assert all(row["code"] == "invalid" for row in rows if row["value"]["algorithm.momentum"] >= 1)
+
+
+@pytest.mark.parametrize("stop", [1, 9, 20, 41, 60])
 def test_a_search_that_was_stopped_chooses_what_a_whole_one_does(tmp_path: Path, stop: int) -> None:
-    wanted = searched([0.3, 0.9, 3.0, 1.5, 0.6], [2, 4])
+    wanted = searched([0.3, 0.9, 1.5, 0.6], [7, 8], extend=2)
     heard: list[RunEvent] = []
 
     def watch(event: RunEvent) -> None:
@@ -136,20 +131,10 @@ def test_a_search_that_was_stopped_chooses_what_a_whole_one_does(tmp_path: Path,
         if len(rounds_run(heard)) == stop:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         run_study(wanted, tmp_path / "broken", watch=watch)
-    assert not run_study(wanted, tmp_path / "broken", only_cached=True).search["tried"]
     resumed = run_study(wanted, tmp_path / "broken")
     assert resumed.search == run_study(wanted, tmp_path / "whole").search
-
-
-def test_diverged_points_are_dropped_first_and_never_run_on(tmp_path: Path) -> None:
-    heard: list[RunEvent] = []
-    found = run_study(searched([1e9, 1e8, 0.01], [3]), tmp_path, watch=heard.append)
-    ends = [(row["code"], row["dropped_after"]) for row in found.search["tried"]]
-    assert ends == [("diverged", 3), ("diverged", None), ("completed", None)]
-    assert found.search["chosen"]["m"]["value"] == {"algorithm.lr": 0.01}
-    assert rounds_run(heard) == [1, 2, 1, 2, *range(1, 9), *range(1, 9)]
 
 
 def test_a_comparison_reads_no_run_that_it_has_computed_and_a_finished_one_once(
@@ -165,7 +150,7 @@ def test_a_comparison_reads_no_run_that_it_has_computed_and_a_finished_one_once(
 
     monkeypatch.setattr(run_dir, "_records", counted)
     methods = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm")]
-    search = {"values": [0.01, 0.05], "rounds": 2}
+    search = {"values": [0.01, 0.05], "rounds": 2, "seeds": [7], "extend": 0}
     config = write_small(tmp_path / "c.toml", methods=methods, seeds=[0, 1], search=search)
     options = ("--out", tmp_path / "out", "--jobs", 1)
     first = call("compare", config, *options)

@@ -182,7 +182,6 @@ def test_mean_of_a_trial_is_minus_infinity_after_divergence() -> None:
         ({}, [0], 1.0, "grid: got no parameter"),
         ({"lr": []}, [0], 1.0, "grid.lr"),
         ({"lr": [0.1, 0.1]}, [0], 1.0, "grid.lr"),
-        ({"lr": [0.0, 0.1]}, [0], 1.0, "grid.lr"),
         ({"lr": [0.1, "auto"]}, [0], 1.0, "grid.lr"),
         ({"lr": [0.1]}, [], 1.0, "seeds"),
         ({"lr": [0.1]}, [1, 1], 1.0, "seeds"),
@@ -195,3 +194,19 @@ def test_invalid_arguments_are_rejected(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         search(grid, lambda values, seed: 0.0, seeds, keep=keep)
+
+
+def test_a_grid_with_zero_grows_by_differences_and_whole_numbers_stay_whole() -> None:
+    found = search({"gamma": [0.0, 0.5]}, lambda values, seed: -abs(values["gamma"] - 1.4), [0])
+    assert found.grid["gamma"] == (0.0, 0.5, 1.0, 1.5, 2.0)
+    assert found.chosen == {"gamma": 1.5}
+    found = search({"size": [10, 20]}, lambda values, seed: -abs(values["size"] - 40), [0])
+    assert found.grid["size"] == (10, 20, 40, 80)
+    assert all(isinstance(one, int) for one in found.grid["size"])
+
+
+def test_tables_of_components_are_categories() -> None:
+    grid = {"rho": [{"name": "per-work", "pull": pull} for pull in (0.1, 0.2)]}
+    found = search(grid, lambda values, seed: values["rho"]["pull"], [0])
+    assert found.chosen == {"rho": {"name": "per-work", "pull": 0.2}}
+    assert found.interior == {}

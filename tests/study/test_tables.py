@@ -77,7 +77,7 @@ def test_csv_has_the_numbers_where_there_are_some_and_no_formula() -> None:
 
 
 def test_every_table_of_a_comparison_is_a_file_in_three_forms(tmp_path: Path) -> None:
-    search = {"key": "local.solver.lr", "values": [0.05, 0.1], "seed": 9}
+    search = {"key": "local.solver.lr", "values": [0.05, 0.1], "seeds": [9], "extend": 0}
     tree = SMALL | {"rounds": 2, "seeds": [0, 1], "search": search}
     result = compare(plan(tree, ["fedavg", "fedadmm"]), tmp_path).document
     write_report(tmp_path)
@@ -91,7 +91,8 @@ def test_every_table_of_a_comparison_is_a_file_in_three_forms(tmp_path: Path) ->
     }
     assert "FedADMM" in (tmp_path / "tables/results.md").read_text()
     printed = call("compare", "--out", tmp_path, "--resume", "--no-report", "--jobs", 1)
-    assert "every method chose from [0.05, 0.1] on seed 9" in printed.stdout
+    assert "search on the seeds 9" in printed.stdout
+    assert "searched lr 0.05, 0.1" in printed.stdout
 
 
 def test_a_sweep_has_its_table_too(tmp_path: Path) -> None:

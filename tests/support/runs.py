@@ -53,7 +53,6 @@ def write_run(
         "params_sha256": hashlib.sha256(result.params.numpy().tobytes()).hexdigest(),
         "algorithm": algorithm.name,
         "method": algorithm.title,
-        "baseline": algorithm.baseline,
         "label": label,
         "seed": seed,
         "fedadmm_version": fedadmm.__version__,
@@ -92,7 +91,7 @@ def write_comparison(
             write_run(directory / name, result, algorithm, label, seed, problem.name)
             rows.append(
                 {"label": label, "setting": "", "set": {}, "seed": seed, "directory": name}
-                | {"baseline": algorithm.baseline, "target": TARGET}
+                | {"target": TARGET}
             )
     write_partition(directory, problem)
     document = {"kind": "comparison", "problem": problem.name, "target": TARGET, "search": None}

@@ -52,7 +52,6 @@ Sent = TypeVar("Sent")
 class KeepsNothing(Algorithm[State, Stateless, BroadcastType, Sent]):
     """Base class of methods whose clients keep no state between rounds."""
 
-    baseline: ClassVar[bool] = True
     bias: ClassVar[str | None] = (
         "several local steps, or partial participation, have another fixed point than the optimum"
     )

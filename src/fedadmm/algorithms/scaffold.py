@@ -78,7 +78,6 @@ class Scaffold(ClientRemoval[Server, Message], Algorithm[Server, Client, Server,
 
     title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020"
-    baseline: ClassVar[bool] = True
     deltas: ClassVar[tuple[str, ...]] = ("delta",)
     increments: ClassVar[tuple[str, ...]] = ("control",)
 

@@ -65,13 +65,29 @@ def print_data(run: Path) -> None:
         )
 
 
+SHOWN_METRICS = 6
+"""Metrics in the last line of a run; summary.json holds all of them."""
+
+
+def metrics_first(names: Sequence[str]) -> list[str]:
+    """Return the usual metrics among these names, those of the whole population first."""
+    from fedadmm.run.metrics import metric
+
+    usual = [name for name in names if metric(name).sentence]
+    return usual + [name for name in names if "accuracy" in name and name not in usual]
+
+
 def print_ending(summary: Mapping[str, Any]) -> None:
     """How a run ended, what it measured last, and what it sent."""
     from fedadmm.run.record import as_number
     from fedadmm.study import formatting
 
     numbers = {key: as_number(found) for key, found in summary["final"].items()}
-    shown = (f"{key} {found:.4g}" for key, found in numbers.items() if found is not None)
+    usual = [*metrics_first(list(numbers)), *numbers]
+    known = [key for key in dict.fromkeys(usual) if numbers[key] is not None]
+    shown = [f"{key} {numbers[key]:.4g}" for key in known[:SHOWN_METRICS]]
+    if len(known) > SHOWN_METRICS:
+        shown.append(f"and {len(known) - SHOWN_METRICS} more in the report and in summary.json")
     sent = formatting.size(summary["bytes_up"] + summary["bytes_down"])
     typer.echo(f"{summary['label']}: {summary['status']}")
     measured = ", ".join(shown) or "nothing measured"

@@ -182,14 +182,23 @@ def _numbered(base: str, number: int) -> Path:
 
 
 def processes(jobs: int | None, study: Study) -> int:
-    """How many runs at once: one a core, unless an engine uses more than one by itself."""
+    """Number of parallel runs: one per core, unless the runs are to use several cores themselves.
+
+    Parallel runs use one thread each where the number of threads is "auto".  The engine "auto" gets
+    one core if there are at least as many runs as cores.
+    """
+    from fedadmm.run.engines.auto import Auto
     from fedadmm.run.engines.workers import usable_cores
 
     if jobs is not None:
         return jobs
-    runs = [cell.run for cell in study.cells]
-    alone = all(run.resolve().engine.uses_one_core(run.threads) for run in runs)
-    return usable_cores() if alone else 1
+    cores = usable_cores()
+    many = study.runs() >= cores
+    for run in (cell.run.resolve() for cell in study.cells):
+        threads = 1 if run.threads == "auto" else run.threads
+        if not run.engine.uses_one_core(threads) and not (isinstance(run.engine, Auto) and many):
+            return 1
+    return cores
 
 
 class TakesFiles(TyperCommand):

@@ -51,7 +51,7 @@ def reproduce(
     from fedadmm.study.formatting import Table
     from fedadmm.study.recipes import SCALES, identifiers, load, name_of, plan
     from fedadmm.study.reproduce import NOTE, measured_tables, reductions, reproduce as run
-    from fedadmm.study.results import dropped
+    from fedadmm.study.results import search_notes
     from fedadmm.study.run_dir import REPORT
 
     check("reproduce", "--scale", scale, Literal[SCALES])
@@ -72,7 +72,7 @@ def reproduce(
             made = run(study, folder, processes=count, watch=watch, only_cached=draw_only)
     rows, notes = (
         made.document["table"],
-        [NOTE, *reductions(made.document), *dropped(made.search or {})],
+        [NOTE, *reductions(made.document), *(search_notes(made.search) if made.search else ())],
     )
     if missing := sum(len(row["missing"]) for row in rows):
         notes.append(f"missing {missing} of {len(rows) * len(made.document['seeds'])} runs")

@@ -85,7 +85,8 @@ def run(
             ]
             how = {"resume": resume, "from_round_0": from_round_0}
             summary = run_experiment(chosen, folder, **how, callbacks=bars)
-        site_benefit = _federating(chosen, folder) if csv else None
+        sites = csv or chosen.local.personal is not None
+        site_benefit = _federating(chosen, folder) if sites else None
         page = draw(folder, report)
     if as_json:
         more = {} if site_benefit is None else {"federating": site_benefit.document()}
@@ -135,6 +136,14 @@ def compare(
             "--algorithms", "--algorithm", help="Methods or labels, as in fedavg,fedadmm."
         ),
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference",
+            metavar="METHOD",
+            help="Compare all others with this method; by default each with the best other one.",
+        ),
+    ] = None,
     rounds: options.Rounds = None,
     seeds: options.Seeds = None,
     out: options.Out = None,
@@ -166,7 +175,7 @@ def compare(
     study = compare.plan(
         tree,
         asked or ([] if "methods" in tree or not csv else _USUAL),
-        options.settings(seeds=numbers),
+        options.settings(seeds=numbers, reference=reference),
     )
     if print_config:
         typer.echo(config.write(study.plan), nl=False)
@@ -180,7 +189,7 @@ def compare(
         tables = [results_table(drawn(found))]
         lead = found.results.lead
         if csv and lead is not None:  # the first seed of the method that won
-            best = found.labels[lead.best.label][0]
+            best = found.labels[lead.own.label][0]
             site_benefit = _federating(config.resolve(best.config), best.directory)
             if site_benefit is not None:
                 tables.append(site_benefit.table())

@@ -203,8 +203,6 @@ class Algorithm(Part, ABC, Generic[Server, Client, BroadcastType, Message]):
     """Name in tables and figures; the name of the class by default."""
     paper: ClassVar[str] = ""
     """Authors, title, venue and year."""
-    baseline: ClassVar[bool] = False
-    """Whether comparisons count it among the methods without duals."""
 
     def __init_subclass__(cls, **options: object) -> None:
         """Set the default title, and the name by which a configuration refers to the class."""

@@ -74,6 +74,8 @@ _SENTENCES = {
     "loss": "f, the weighted mean of the clients' training losses at the global model.",
     "train_accuracy": "The share of all clients' training samples that are classified correctly.",
     "test_loss": "The mean loss of the global model on held-out samples.",
+    "validation_accuracy": "The same share of the clients' validation samples, for selection.",
+    "validation_loss": "The mean loss of the global model on the clients' validation samples.",
     "gradient_mapping": "Its norm is zero exactly at a stationary point of F.",
     "sparsity": "The share of the global model's parameters that are exactly zero.",
 }
@@ -143,6 +145,19 @@ def primary(names: Sequence[str], target: Target | None) -> str | None:
     return next((name for name in (*_SENTENCES, *names) if name in names), None)
 
 
+def selection(names: Sequence[str], target: Target | None) -> str | None:
+    """Return the metric that models and hyper-parameters are selected by.
+
+    It is the compared one (`primary`), on validation samples where these are measured: test
+    samples are for reporting.
+    """
+    name = primary(names, target)
+    if name is None:
+        return None
+    validated = re.sub(r"^test_", "validation_", name)
+    return validated if validated in names else name
+
+
 class Best(NamedTuple):
     """The best model so far, by one metric."""
 
@@ -157,15 +172,16 @@ class Best(NamedTuple):
     model: Iterate
 
 
-_LOSSES = ("test_loss", "loss", "objective")
+_LOSSES = ("validation_loss", "test_loss", "loss", "objective")
 """Losses for ties: the first that is measured in addition to the metric."""
 
 
 class ModelSelector(NamedTuple):
     """Judges by the target's metric and direction, or else by the first usual metric measured.
 
-    Of equals the one with the lower loss is better, else the later one: where accuracy stays the
-    same for many rounds, the first of them is hardly trained.
+    Validation samples decide if the problem holds some out (`selection`).  Of equals the one with
+    the lower loss is better, else the later one: where accuracy stays the same for many rounds,
+    the first of them is hardly trained.
     """
 
     target: Target | None = None
@@ -174,10 +190,11 @@ class ModelSelector(NamedTuple):
 
     def update(self, best: Best | None, record: Record, model: Iterate) -> Best | None:
         """The best after a round with this output model; one not measured changes nothing."""
-        if self.target is not None and best is not None and best.metric != self.target.metric:
-            best = None  # resumed with another target: the earlier models are gone
         names = list(record["metrics"])
-        name = best.metric if best is not None else primary(names, self.target)
+        name = selection(names, self.target)
+        if self.target is not None and names and best is not None and best.metric != name:
+            best = None  # resumed with another target: the earlier models are gone
+        name = name if best is None else best.metric
         found = value(record, name) if name is not None and record["round"] else None
         if name is None or found is None or (best is None and math.isnan(found)):
             return best

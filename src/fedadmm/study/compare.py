@@ -20,7 +20,7 @@ from typing import Any
 
 from fedadmm.core.config_tree import Tree, from_config, json_schema, suggestion, to_config
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.core.parts import FAMILIES, Count, Natural, checked, is_external
+from fedadmm.core.parts import FAMILIES, Count, Natural, Positive, checked, is_external
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import config
 from fedadmm.study.config import USUAL, resolve
@@ -32,7 +32,7 @@ from fedadmm.study.spec import (
     Cell,
     Override,
     Search,
-    SearchPoint,
+    SearchSpace,
     Study,
     apply,
     check_distinct,
@@ -67,25 +67,33 @@ class MethodConfig:
 
 @checked
 class SearchConfig:
-    """A search that every method gets: the same values, seed and rounds.
+    """A hyper-parameter search that every method gets: the same first grid, seeds and rounds.
+
+    If the problem holds validation samples out (`problem.validation`), they decide; test samples
+    are used for reported numbers only.  See `fedadmm.study.search` for the procedure.
 
     Args:
-        values: what is tried.
+        values: the first grid of the key.  While the best value is at an edge, the grid grows.
         key: the key that is chosen for each method.
-        seed: not one of the seeds that are reported.
-        rounds: as many as the runs when absent.
-        halve_after: after each of these rounds only the better half of a method's values goes on,
-            from its checkpoints (successive halving).
+        seeds: seeds of the search; none of them is reported.
+        rounds: largest number of rounds of a run; as many as the reported runs when absent.
+        keep: share of the values that goes on from one seed to the next, at least two values.
+        extend: largest number of values that are added to the grid of a method; 0 keeps the grid.
     """
 
     values: Sequence[Any]
     key: str = "local.solver.lr"
-    seed: Natural = 1000
+    seeds: Sequence[Natural] = (1000, 1001, 1002)
     rounds: Count | None = None
-    halve_after: Sequence[Count] = ()
+    keep: Positive = 0.5
+    extend: Natural = 6
 
     def __post_init__(self) -> None:
         _not_empty(self, "values", self.values)
+        _not_empty(self, "seeds", self.seeds)
+        check_distinct("search.seeds", self.seeds)
+        if self.keep > 1:
+            raise ParameterError(f"search.keep: got {self.keep}, expected at most 1.")
 
 
 @checked
@@ -95,6 +103,8 @@ class ComparisonConfig:
     seeds: Sequence[Natural] = (0,)
     methods: Sequence[MethodConfig] = ()
     search: SearchConfig | None = None
+    reference: str | None = None
+    """Method or label that all others are compared with; without it the best other one."""
 
     def __post_init__(self) -> None:
         _not_empty(self, "seeds", self.seeds)
@@ -151,8 +161,20 @@ def plan(
     labels = [cell.label for cell in cells]
     reached = [reach(one, labels, applied) for one in own if table_of(one[0])]
     search = None if keys.search is None else _search(keys.search, keys.seeds, cells, dict(own))
+    about = {}
+    if keys.reference is not None:
+        about = {"compared_with": _reference(cells, keys.reference)}
     whole = _complete(cells, keys)
-    return Study("comparison", cells, keys.seeds, search, plan=whole, reached=reached)
+    return Study("comparison", cells, keys.seeds, search, about, plan=whole, reached=reached)
+
+
+def _reference(cells: Sequence[Cell], name: str) -> str:
+    """Return the label of the method that others are compared with."""
+    for cell in cells:
+        if name in (cell.label, cell.run.name("algorithm"), cell.run.algorithm.title):
+            return cell.label
+    known = ", ".join(cell.label for cell in cells)
+    raise ConfigError(f"reference: got {name!r}, expected one of the methods {known}.")
 
 
 def _complete(cells: Sequence[Cell], keys: ComparisonConfig) -> Tree:
@@ -167,7 +189,8 @@ def _complete(cells: Sequence[Cell], keys: ComparisonConfig) -> Tree:
     methods = [{"label": cell.label} | {key: cell.run.tree[key] for key in own} for cell in cells]
     shared = {key: value for key, value in trees[0].items() if key not in own}
     search = {} if keys.search is None else {"search": to_config(keys.search)}
-    return shared | {"seeds": list(keys.seeds), "methods": methods} | search
+    reference = {} if keys.reference is None else {"reference": keys.reference}
+    return shared | {"seeds": list(keys.seeds), "methods": methods} | search | reference
 
 
 _NAME = "algorithm.name"
@@ -223,11 +246,13 @@ def _cells(trees: Sequence[Tree], entries: Sequence[MethodConfig], tuned: bool) 
 def _search(
     wanted: SearchConfig, seeds: Sequence[int], cells: Sequence[Cell], given: Mapping[str, Any]
 ) -> Search:
-    """Every method with every value, on the search's own seed."""
+    """Return the search that every method gets."""
     key = wanted.key
-    if wanted.seed in seeds:
+    shared = sorted(set(wanted.seeds) & set(seeds))
+    if shared:
         raise ConfigError(
-            f"search.seed is {wanted.seed}, but must not be one of the reported seeds {seeds}"
+            f"search.seeds: got {list(wanted.seeds)}, expected none of the reported seeds "
+            f"{list(seeds)}."
         )
     if key in given:
         raise ConfigError(
@@ -235,38 +260,32 @@ def _search(
             f"set search.values=[{given[key]!r}] instead"
         )
     first = cells[0].run
-    also: Tree = {"seed": wanted.seed}
-    also |= {} if wanted.rounds is None else {"rounds": wanted.rounds}
-    also |= {} if first.target is None else {"target.end_run": True}
-    names = folder_names(f"{cell.label} {value!r}" for cell in cells for value in wanted.values)
-    tries = [
-        SearchPoint(
-            cell.label, cell, {key: value}, also, f"search/{names[f'{cell.label} {value!r}']}"
-        )
-        for cell in cells
-        for value in wanted.values
-    ]
-    rounds = wanted.rounds or first.rounds
-    if any(one >= rounds for one in wanted.halve_after):
-        raise ConfigError(
-            f"search.halve_after is {list(wanted.halve_after)}, but each must be below the "
-            f"{rounds} rounds of the search"
-        )
+    target = first.tree.get("target")
+    spaces = [SearchSpace(cell.label, [cell], {key: wanted.values}) for cell in cells]
     about = {
         "values": list(wanted.values),
-        "rounds": rounds,
-        "rule": _ranking(first.tree.get("target")),
+        "rounds": wanted.rounds or first.rounds,
+        "rule": _ranking(target),
     }
-    return Search(wanted.seed, tries, about, wanted.halve_after)
+    changes = {} if target is None else {"target.end_run": True}
+    return Search(
+        wanted.seeds,
+        spaces,
+        wanted.rounds,
+        wanted.keep,
+        wanted.extend,
+        changes=changes,
+        about=about,
+    )
 
 
 def _ranking(target: Mapping[str, Any] | None) -> str:
     """How a search chooses, in words."""
     if target is None:
-        return "best last measurement of the compared metric; a diverged run comes last"
+        return "best mean of the last measurement; divergence ranks last"
     return (
-        f"fewest rounds to {target['metric']} {target['value']}, then best {target['metric']} of "
-        "any round; a diverged run comes last"
+        f"fewest rounds to {target['metric'].removeprefix('test_')} {target['value']} in the mean, "
+        "a miss counting at least all rounds; divergence ranks last"
     )
 
 

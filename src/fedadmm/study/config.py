@@ -17,7 +17,6 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedadmm.core.compatibility import default_requirements
 from fedadmm.core.config_tree import Tree, flattened, from_config, suggestion
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import FAMILIES, TRUSTS_CODE, is_external, part_of
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from fedadmm.run.experiment import Experiment
 
 CONFIG, SUFFIX = "config.toml", ".toml"
-COMPARISON_KEYS = ("seeds", "methods", "search")
+COMPARISON_KEYS = ("seeds", "methods", "search", "reference")
 """The keys of a file that `compare` reads and a single run leaves alone."""
 REGISTERED = (
     *("data.problems", "algorithms", "core.regularizers", "core.schedules", "core.solvers"),
@@ -273,6 +272,7 @@ def register() -> None:
 
 def completed(tree: Mapping[str, Any]) -> Tree:
     """The tables with the usual names where they have none."""
+    from fedadmm.core.compatibility import default_requirements
     from fedadmm.data import problems
     from fedadmm.run.engines import default_engine
 

@@ -7,7 +7,7 @@ A recipe (recipes/ID.toml) is data: base tables, settings (columns), methods wit
 from __future__ import annotations
 
 import fnmatch
-import itertools
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import field, replace
@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from fedadmm.core.config_tree import Tree, from_config, suggestion
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.core.parts import Count, Natural, checked
+from fedadmm.core.parts import Count, Natural, Positive, Probability, checked
 from fedadmm.study import config as configs
 from fedadmm.study.config import resolve
-from fedadmm.study.spec import Cell, Search, SearchPoint, Study
+from fedadmm.study.spec import Cell, Search, SearchSpace, Study
 
 Scale = Literal["smoke", "quick", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "quick", "full")
@@ -102,29 +102,38 @@ class MethodVariant:
 
 @checked
 class RecipeSearch:
-    """The values of every key that methods try, on a seed that is not reported.
+    """The search of a recipe, on seeds that are not reported.
 
-    At smoke scale only the first value is tried, to exercise the search.  `budget` is how many
-    points every method that is tuned must try.  At full scale only the better half of a method's
-    points goes on after each number of rounds in `halve_after`.
+    Search runs hold out a fraction of every client's samples for validation, which decides; the
+    reported runs train on all samples.  At smoke scale only the first value is evaluated, on the
+    first seed, to exercise the search.
+
+    Args:
+        values: the first grid of each key; numeric grids grow (`fedadmm.study.search`).
+        quick_values: grids that replace them at quick scale.
+        seeds: seeds of the search.
+        rounds, quick_rounds: largest number of rounds of a point.
+        budget: number of points of the first grid of every method that is searched.
+        keep, extend: as in `fedadmm.study.search`.
+        validation: fraction of every client's samples that search runs hold out.
     """
 
     values: Values
     quick_values: Values = field(default_factory=dict)
-    seed: Natural = 1000
+    seeds: Sequence[Natural] = (1000, 1001, 1002)
     rounds: Count | None = None
     quick_rounds: Count | None = None
     budget: Count | None = None
-    halve_after: Sequence[Count] = ()
+    keep: Positive = 0.5
+    extend: Natural = 6
+    validation: Probability = 0.1
 
-    def grid(self, wanted: Sequence[str] | Values, scale: str) -> list[Tree]:
-        """Every combination of the keys' values: a method's own, or those that all share."""
+    def grid(self, wanted: Sequence[str] | Values, scale: str) -> dict[str, list[Any]]:
+        """Return the first grid of a method: its own values, or those that all methods share."""
         shared = {**self.values, **(self.quick_values if scale == "quick" else {})}
         own = wanted if isinstance(wanted, Mapping) else {key: shared[key] for key in wanted}
-        if scale == "smoke":
-            own = {key: values[:1] for key, values in own.items()}
-        points = itertools.product(*own.values()) if own else ()
-        return [dict(zip(own, point, strict=True)) for point in points]
+        most = 1 if scale == "smoke" else None
+        return {key: list(values[:most]) for key, values in own.items()}
 
     def rounds_at(self, scale: str) -> int | None:
         """The most rounds of a point at a scale; None for as many as the runs have."""
@@ -177,10 +186,10 @@ def _check_search(wanted: RecipeSearch, method: MethodVariant) -> None:
             raise ParameterError(
                 f"{method.name}: search names {key!r}, which has no values in [search.values]"
             )
-    tried = len(wanted.grid(method.search, "full"))
-    if wanted.budget is not None and tried not in (0, wanted.budget):
+    points = math.prod(map(len, wanted.grid(method.search, "full").values()))
+    if wanted.budget is not None and method.search and points != wanted.budget:
         raise ParameterError(
-            f"{method.name}: search tries {tried} points, but must try {wanted.budget}"
+            f"{method.name}: search tries {points} points, but must try {wanted.budget}"
         )
 
 
@@ -226,9 +235,10 @@ def plan(
     usual = {"smoke": 1, "quick": recipe.quick_seeds}.get(scale, recipe.seeds)
     found = study_of(recipe, scale, patterns, searching)
     count = usual if seeds is None else seeds
-    if found.search is not None and found.search.seed < count:
+    if found.search is not None and min(found.search.seeds) < count:
         raise ConfigError(
-            f"--seeds is {count}, but the search's seed {found.search.seed} is not reported"
+            f"--seeds: got {count}, expected at most {min(found.search.seeds)}, the first seed of "
+            "the search."
         )
     about = {"id": name_of(identifier), "scale": scale, **found.about}
     return found._replace(seeds=list(range(count)), about=about)
@@ -260,26 +270,30 @@ def study_of(
     study = Study("reproduction", list(cells.values()), about={k: getattr(recipe, k) for k in keys})
     if recipe.search is None or not searching:
         return study
-    tries: dict[tuple[str, str], list[SearchPoint]] = {}
+    wanted_search = recipe.search
+    spaces: dict[str, SearchSpace] = {}
     tuned: list[Cell] = []
     for name, (setting, method) in wanted.items():
-        points = recipe.search.grid(method.search, scale)
+        grid = wanted_search.grid(method.search, scale)
         places = [
             cells.get(f"{place.name}/{method.name}") or _cell(recipe, place, method, scale)
-            for place in (_places(recipe, setting, scale) if points else [])
+            for place in (_places(recipe, setting, scale) if grid else [])
         ]
         group = " ".join(place.name for place in places)
         tuned.append(cells[name]._replace(tuned=group))
-        for place in places:
-            rounds = min(recipe.search.rounds_at(scale) or place.run.rounds, place.run.rounds)
-            also = {"seed": recipe.search.seed, "rounds": rounds}
-            tries[group, place.name] = [
-                SearchPoint(group, place, values, also) for values in points
-            ]
-    rungs = recipe.search.halve_after if scale == "full" else ()
-    about = {"values": recipe.search.values, "rounds": recipe.search.rounds_at(scale)}
-    every = [one for some in tries.values() for one in some]
-    return study._replace(cells=tuned, search=Search(recipe.search.seed, every, about, rungs))
+        if places:
+            spaces[group] = SearchSpace(group, places, grid)
+    rounds = wanted_search.rounds_at(scale)
+    search = Search(
+        wanted_search.seeds[:1] if scale == "smoke" else wanted_search.seeds,
+        list(spaces.values()),
+        rounds,
+        wanted_search.keep,
+        wanted_search.extend,
+        wanted_search.validation,
+        about={"values": wanted_search.values, "rounds": rounds},
+    )
+    return study._replace(cells=tuned, search=search)
 
 
 def _places(recipe: Recipe, setting: RecipeSetting, scale: str) -> list[RecipeSetting]:
@@ -320,7 +334,6 @@ def _cell(recipe: Recipe, setting: RecipeSetting, method: MethodVariant, scale: 
         name=name,
         setting=setting.name,
         judged_by=target,
-        baseline=method.reading == "baseline",
         about={
             "name": name,
             "setting_title": setting.title,

@@ -13,7 +13,7 @@ from fedadmm.study.formatting import Table, markdown as as_text
 from fedadmm.study.recipes import READINGS, Measure
 from fedadmm.study.report import write_report
 from fedadmm.study.run_dir import RecordedRun, write_text
-from fedadmm.study.runner import Chosen, OnEvent, ignore_event, run_study
+from fedadmm.study.runner import OnEvent, ignore_event, run_study
 from fedadmm.study.spec import Cell, Study
 from fedadmm.study.statistics import Spread, spread
 from fedadmm.study.study_result import StudyResult, write_results
@@ -47,7 +47,7 @@ def reproduce(
     return result
 
 
-def edges(tried: Sequence[Mapping[str, Any]], best: Chosen) -> list[dict[str, Any]]:
+def edges(tried: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The choices at an end of what was tried, beyond which a better value may lie.
 
     For every number that a row chose among at least three.
@@ -101,7 +101,7 @@ def _rows(study: Study, found: StudyResult) -> list[dict[str, Any]]:
 
 def _not_run(cell: Cell) -> RowDocument:
     about = {"setting": cell.setting, "label": cell.label, "method": cell.label, "seeds": 0}
-    return about | {"baseline": cell.baseline, "chosen": None, "diverged": 0, "reduction": None}
+    return about | {"chosen": None, "diverged": 0, "ratio": None, "compared_with": None}
 
 
 def measure(
@@ -171,26 +171,24 @@ def at_an_edge(edges: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def reductions(result: Mapping[str, Any]) -> list[str]:
-    """How many rounds fewer than the best baseline, for every other method that met the target."""
+    """Compare the rounds of every method that met the target with those of the best other one."""
     rows = result["table"] if "rounds_to_target" in result["measures"] else []
     known = {(row["setting"], row["label"]): row for row in rows}
     return [
-        reduction(row, known[row["setting"], row["best_baseline"]])
+        reduction(row, known[row["setting"], row["compared_with"]])
         for row in rows
-        if row["reduction"] is not None and not row["baseline"]
+        if row.get("ratio") is not None and row["reached"] == row["seeds"]
     ]
 
 
-def reduction(row: RowDocument, best: RowDocument) -> str:
-    """One of them in words."""
-    share = round(row["reduction"], 2)
-    difference = (
-        f"{abs(share):.0%} {'fewer' if share > 0 else 'more'} than" if share else "as many as"
-    )
+def reduction(row: RowDocument, other: RowDocument) -> str:
+    """Describe one of these comparisons."""
+    share = round(1 - row["ratio"], 2)
+    words = f"{abs(share):.0%} {'fewer' if share > 0 else 'more'} than" if share else "as many as"
     return (
         f"{row['setting_title']}: {row['title']}, {row['reading']}, needs "
-        f"{row['rounds_to_target']['mean']:.4g} rounds, {difference} the best baseline, "
-        f"{best['label']} ({best['rounds_to_target']['mean']:.4g})"
+        f"{row['rounds_to_target']['mean']:.4g} rounds, {words} the best other method, "
+        f"{other['label']} ({other['rounds_to_target']['mean']:.4g})"
     )
 
 

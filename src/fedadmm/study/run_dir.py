@@ -329,7 +329,6 @@ class RecordedRun:
     method: str
     """What to call it: the label, or the method's own name where the label is only its key."""
     algorithm: str
-    baseline: bool
     seed: int | None
     columns: Columns
     summary: Summary
@@ -376,15 +375,12 @@ class RecordedRun:
         """Rounds, bytes, uploads, seconds or passes to it; a diverged run did not get there."""
         return None if self.diverged else self.tally[f"{what}_to_target"]
 
-    def judged(
-        self, label: str, target: Target | None, baseline: bool | None = None
-    ) -> RecordedRun:
+    def judged(self, label: str, target: Target | None) -> RecordedRun:
         """The same run under the label and by the target that a table gives it."""
         return replace(
             self,
             label=label,
             method=self.title if label == self.algorithm else label,
-            baseline=self.baseline if baseline is None else baseline,
             tally=self.columns.tally(target),
         )
 
@@ -416,7 +412,6 @@ def as_recorded(
         label=label,
         method=title if label == algorithm else label,
         algorithm=algorithm,
-        baseline=bool(summary.get("baseline", False)),
         seed=summary.get("seed", config.get("seed")),
         columns=columns,
         summary=summary,

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 import fedadmm
 from fedadmm.core import clock
 from fedadmm.core.contracts import AnyAlgorithm
-from fedadmm.core.parts import is_external, name_of
 from fedadmm.core.problem import Problem
 from fedadmm.run.evaluation import Target
 from fedadmm.run.metrics import (
@@ -28,6 +27,7 @@ from fedadmm.run.metrics import (
     metric as metric,
     over_clients as over_clients,
     primary as primary,
+    selection as selection,
 )
 from fedadmm.run.record import GROUPS, OTHERS, Record, as_number, besides as besides, value as value
 from fedadmm.run.state import Ending
@@ -211,16 +211,12 @@ def summarise(
 
     `best` describes the best model, `method` is the algorithm as it ran.
     """
-    ending, kind = ending or Ending(RUNNING, RUNNING), type(run.algorithm)
+    ending = ending or Ending(RUNNING, RUNNING)
     return {
         "status": ending.sentence,
         "code": ending.code,
         "algorithm": run.name("algorithm"),
         "method": run.algorithm.title,
-        # One's own subclass of FedAvg would otherwise be measured against itself.
-        "baseline": bool(
-            vars(kind).get("baseline") if is_external(name_of(kind)) else kind.baseline
-        ),
         "label": label or run.label,
         "seed": run.seed,
         "target": run.tree.get("target"),

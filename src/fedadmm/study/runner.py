@@ -6,7 +6,6 @@ to is computed from the runs in memory; nothing is read back.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -14,26 +13,27 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, get_context, parent_process
+from dataclasses import replace
+from multiprocessing import connection, get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from fedadmm.core import signals
-from fedadmm.core.errors import EngineError, FedADMMError
+from fedadmm.core.errors import ConfigError, EngineError, FedADMMError
 from fedadmm.core.problem import Problem
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
 from fedadmm.study import run_history
-from fedadmm.study.run_dir import SUMMARY, RecordedRun, RunDir, create, read_run
+from fedadmm.study.run_dir import RecordedRun, RunDir, create, read_run
+from fedadmm.study.search import Evaluation, SearchResult, propose
 from fedadmm.study.single_run import run_recorded
-from fedadmm.study.spec import Cell, Search, SearchPoint, Study
+from fedadmm.study.spec import Cell, Search, SearchSpace, Study
 from fedadmm.study.study_result import StudyResult, collect_result
 
+_CAN_FORK = "forkserver" in get_all_start_methods()
 _PATIENCE = 30.0
 """Seconds that a worker has to leave its checkpoint."""
 
@@ -80,8 +80,13 @@ def ignore_event(event: RunEvent) -> None:
 TrialRecord = dict[str, Any]
 """How one point of a search did, as results.json has it."""
 
-Chosen = dict[str, dict[str, Any]]
-"""By search: the values that it chose, and how well they did."""
+
+class Searched(NamedTuple):
+    """Outcome of a study's searches."""
+
+    trials: list[TrialRecord]
+    results: dict[str, SearchResult]
+    """By the name of the search space."""
 
 
 def run_study(
@@ -98,20 +103,19 @@ def run_study(
     `fresh` forgets the runs that are there; with `only_cached` nothing is run.
     """
     create(out)
-    tried: list[dict[str, Any]] = []
+    searched = Searched([], {})
     if study.search is not None:
-        tried = _search(study.search, out, processes, watch, only_cached)
-    best = choose(tried)
+        searched = _search(study.search, out, processes, watch, only_cached)
     cells = [
-        cell.chosen(best[cell.tuned]["value"] if cell.tuned else {})
+        cell.chosen(searched.results[cell.tuned].chosen if cell.tuned else {})
         for cell in study.cells
-        if not cell.tuned or cell.tuned in best  # else its search is not finished
+        if not cell.tuned or cell.tuned in searched.results  # else its search is not finished
     ]
     seeds: Sequence[int | None] = study.seeds or [None]
     wanted = [(cell, seed) for cell in cells for seed in seeds]
     runs = _complete(wanted, out, processes, watch, only_cached, fresh)
     there = [(cell, run) for (cell, _), run in zip(wanted, runs, strict=True) if run is not None]
-    return collect_result(study, there, out, tried, best)
+    return collect_result(study, there, out, searched)
 
 
 Wanted = Sequence[tuple[Cell, int | None]]
@@ -151,118 +155,115 @@ def _complete(
         found |= zip(missing, run_planned(list(missing.values()), processes, watch), strict=True)
     runs = [found.get(job.directory) for job in jobs]
     return [
-        run.judged(cell.label, cell.target, cell.baseline) if run is not None else None
+        run.judged(cell.label, cell.target) if run is not None else None
         for (cell, _), run in zip(wanted, runs, strict=True)
     ]
 
 
 def _search(
     search: Search, out: Path, processes: int, watch: OnEvent, only_cached: bool
-) -> list[TrialRecord]:
-    """How every point did, in the order of the points; a label with a missing run is left out.
+) -> Searched:
+    """Run the searches of all spaces side by side; one with a missing run is left out."""
+    spaces = {space.name: space for space in search.spaces}
+    rows: list[TrialRecord] = []
+    results: dict[str, SearchResult] = {}
+    steps = {
+        name: propose(space.grid, search.seeds, keep=search.keep, max_extensions=search.extend)
+        for name, space in spaces.items()
+    }
+    wanted = {name: next(step) for name, step in steps.items()}
+    while wanted:
+        cells: list[tuple[Cell, None]] = []
+        places: dict[str, list[list[int | None]]] = {}
+        for name, evaluations in wanted.items():
+            space = spaces[name]
+            places[name] = []
+            for one in evaluations:
+                numbers: list[int | None] = []
+                for place in space.places:
+                    cell = _point(search, space, place, one)
+                    numbers.append(None if cell is None else len(cells))
+                    cells += [] if cell is None else [(cell, None)]
+                places[name].append(numbers)
+        runs = _complete(cells, out, processes, watch, only_cached)
+        following: dict[str, list[Evaluation]] = {}
+        for name, evaluations in wanted.items():
+            scores = []
+            for one, numbers in zip(evaluations, places[name], strict=True):
+                found = [None if n is None else (cells[n][0], runs[n]) for n in numbers]
+                if any(pair is not None and pair[1] is None for pair in found):
+                    break  # not run yet
+                trials = [
+                    trial_record(name, place, one, pair)
+                    for place, pair in zip(spaces[name].places, found, strict=True)
+                ]
+                rows += trials
+                scores.append(math.fsum(trial["score"] for trial in trials) / len(trials))
+            if len(scores) < len(evaluations):
+                rows = [row for row in rows if row["label"] != name]
+                continue
+            try:
+                following[name] = steps[name].send(scores)
+            except StopIteration as end:
+                results[name] = end.value
+        wanted = following
+    order = list(spaces)
+    return Searched(sorted(rows, key=lambda row: order.index(row["label"])), results)
 
-    With `halve_after` this is successive halving: after each of these rounds the better half of a
-    label's values goes on from its checkpoints.  A run that met its target or diverged is over.
+
+def _point(search: Search, space: SearchSpace, place: Cell, one: Evaluation) -> Cell | None:
+    """Return the run of one evaluation; None if the grid has grown beyond the allowed values."""
+    try:
+        return search.point(place, one.values, one.seed)
+    except ConfigError:
+        given = all(one.values[key] in values for key, values in space.grid.items())
+        if given:
+            raise
+        return None
+
+
+def trial_record(
+    label: str, place: Cell, one: Evaluation, found: tuple[Cell, RecordedRun | None] | None
+) -> TrialRecord:
+    """Describe and score one run of a search; larger scores are better.
+
+    With a target the score is minus the number of rounds to it.  A run that misses the target
+    within T rounds scores between -T and -2 T, the lower the farther its best value remains from
+    the target.  Without a target it is the last measurement of the compared metric.  Divergence
+    scores minus infinity.  Both are measured on validation samples if the problem holds some out.
     """
-    rows: dict[int, TrialRecord] = {}
-    going = dict(enumerate(point.cell for point in search.tries))
-    begun: dict[int, Path] = {}
-    for rounds in (*sorted(search.halve_after), math.inf):
-        cells = {number: cell.shortened(rounds) for number, cell in going.items()}
-        folders = {number: cell.directory(out) for number, cell in cells.items()}
-        for number, shorter in begun.items():
-            if number in folders and not only_cached:
-                _begin_from(shorter, folders[number])
-        begun = folders
-        wanted = [(cell, None) for cell in cells.values()]
-        runs = _complete(wanted, out, processes, watch, only_cached)
-        found = {n: run for n, run in zip(cells, runs, strict=True) if run is not None}
-        missing = {search.tries[number].tuned for number in cells.keys() - found.keys()}
-        rows |= {n: _standing(search.tries[n], cells[n], run) for n, run in found.items()}
-        rows = {n: row for n, row in sorted(rows.items()) if row["label"] not in missing}
-        if rounds < math.inf:
-            for some in _by_label(rows.values()).values():
-                values = _ranked(some)
-                for row in itertools.chain(*values[(len(values) + 1) // 2 :]):
-                    row["dropped_after"] = rounds
-        over = [n for n, r in rows.items() if r["dropped_after"] or r["code"] != "completed"]
-        going = {n: cell for n, cell in going.items() if n in rows and n not in over}
-    return list(rows.values())
-
-
-def _begin_from(shorter: Path, folder: Path) -> None:
-    """Give a run the rounds and the checkpoint of a shorter one, unless it has begun."""
-    if RunDir(folder).holds_run:
-        return
-    with TemporaryDirectory(dir=folder.parent) as scratch:
-        left_out = shutil.ignore_patterns(SUMMARY)  # with it the copy would count as finished
-        copy = shutil.copytree(shorter, Path(scratch) / "run", ignore=left_out)
-        with suppress(OSError):  # another process was first
-            copy.rename(folder)
-
-
-def _standing(point: SearchPoint, cell: Cell, run: RecordedRun) -> TrialRecord:
-    """What a search needs to know about one of its runs."""
-    target = cell.target
-    metric = run_history.primary(list(run.final), target) or "loss"
+    record: TrialRecord = {
+        "label": label,
+        "place": place.name,
+        "value": dict(one.values),
+        "seed": one.seed,
+        "rounds_to_target": None,
+        "metric": None,
+        "best": None,
+        "code": "invalid",
+        "score": -math.inf,
+    }
+    if found is None or found[1] is None:
+        return record
+    target, run = found[0].target, found[1]
+    metric = run_history.selection(list(run.final), target) or "loss"
     up = run_history.metric(metric).up if target is None else target.at_least
     values = run.columns.measured(metric)
     if target is None:
         values = values[-1:]
-    return {
-        "label": point.tuned,
-        "place": point.place.name,
-        "value": dict(point.values),
-        "rounds_to_target": run.tally["rounds_to_target"],
-        "metric": metric,
-        "best": (max(values) if up else min(values)) if values else None,
-        "more_is_better": up,
-        "code": run.code,
-        "dropped_after": None,
-    }
-
-
-def choose(tried: Sequence[TrialRecord]) -> Chosen:
-    """The best values for each label; of equals, those that were tried first.
-
-    Values that a label tried in several places are judged by all of them.
-    """
-    chosen: Chosen = {}
-    for label, rows in _by_label(tried).items():
-        best = _ranked(rows)[0][0]
-        chosen[label] = {key: best[key] for key in ("value", "rounds_to_target", "best")}
-    return chosen
-
-
-def _by_label(tried: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
-    """The points of each label that were not dropped."""
-    found: dict[str, list[TrialRecord]] = {}
-    for row in tried:
-        if row.get("dropped_after") is None:
-            found.setdefault(row["label"], []).append(row)
-    return found
-
-
-def _ranked(rows: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
-    """The points of a label by their values, the best first."""
-    values: dict[str, list[TrialRecord]] = {}
-    for row in rows:
-        values.setdefault(json.dumps(row["value"]), []).append(row)
-    return sorted(values.values(), key=_rank)
-
-
-def _rank(rows: Sequence[TrialRecord]) -> tuple[int, int, float, float]:
-    """Fewest diverged, fewest that missed the target, then geometrically fewest rounds."""
-    rounds = [row["rounds_to_target"] for row in rows]
-    return (
-        sum(row["code"] == "diverged" for row in rows),
-        rounds.count(None),
-        sum(math.log(one) for one in rounds if one is not None),
-        sum(
-            math.inf if (best := row["best"]) is None else -best if row["more_is_better"] else best
-            for row in rows
-        ),
-    )
+    best = (max(values) if up else min(values)) if values else None
+    record |= {"metric": metric, "best": best, "code": run.code}
+    if target is not None:
+        tally = run.columns.tally(replace(target, metric=metric))
+        record["rounds_to_target"] = tally["rounds_to_target"]
+    if best is None or run.diverged:
+        return record
+    if target is None:
+        return record | {"score": best if up else -best}
+    if record["rounds_to_target"] is not None:
+        return record | {"score": -float(record["rounds_to_target"])}
+    gap = abs(best - target.value)
+    return record | {"score": -found[0].run.rounds * (1 + gap / (gap + abs(target.value) + 1e-300))}
 
 
 def run_planned(
@@ -297,7 +298,7 @@ _latest: dict[str, Problem] = {}
 def execute(job: PlannedRun, report: Callable[[Record], None]) -> RecordedRun:
     """Run one job in this process; jobs on the same problem share it."""
     table = job.run.tree["problem"]
-    split = job.run.seed if table.get("partition_seed") == "none" else None
+    split = job.run.seed if table.get("partition_seed", "none") == "none" else None
     tables = json.dumps([table, split, job.run.tree["regularizer"]], sort_keys=True)
     if tables not in _latest:
         _latest.clear()  # before the next one is loaded: two may not fit in memory
@@ -316,9 +317,12 @@ class _Worker:
     """A process and the parent's end of its pipe."""
 
     def __init__(self) -> None:
-        context = get_context("spawn")
+        # A fork server imports torch once for all workers; where there is none, each imports it.
+        context: Any = get_context("forkserver" if _CAN_FORK else "spawn")
+        if _CAN_FORK:
+            context.set_forkserver_preload(["fedadmm.study.single_run"])
         self.pipe, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,))
+        self.process: Any = context.Process(target=_serve, args=(theirs, dict(os.environ)))
         self.process.start()
         theirs.close()
         self.job: int | None = None
@@ -371,7 +375,7 @@ def _distribute(
     while len(ended) < len(jobs):
         busy = {worker.pipe: worker for worker in workers if worker.job is not None}
         for pipe in connection.wait(list(busy), timeout=1.0):
-            worker = busy[pipe]  # type: ignore[index]
+            worker = busy[pipe]
             index = worker.job
             assert index is not None
             kind, content = _receive(worker, jobs[index])
@@ -401,9 +405,18 @@ def _receive(worker: _Worker, job: PlannedRun) -> tuple[str, Any]:
     return kind, content
 
 
-def _serve(pipe: Connection) -> None:
-    """Run jobs from the pipe; Ctrl-C is ignored until the worker has its own process group."""
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+    """Run jobs from the pipe; Ctrl-C is ignored until the worker has its own process group.
+
+    A worker uses one core: runs side by side are faster than clients side by side.
+    """
     import torch
+
+    from fedadmm.run.engines.workers import limit_cores
+
+    os.environ.clear()  # the fork server has that of its own start
+    os.environ.update(environment)
+    limit_cores(1)
 
     def end_with_parent() -> None:
         if (parent := parent_process()) is not None:

@@ -1,21 +1,25 @@
 """Hyper-parameter search over a grid that grows until the optimum is inside.
 
-The search is a pure function of `evaluate`: it neither runs experiments nor reads files.  All
-candidates are scored on the first seed; after each seed only the best ones go on to the next
-(successive halving, Jamieson and Talwalkar, AISTATS 2016, with seeds as the resource).  If the
-winner has a numeric parameter at an edge of its grid, the grid grows beyond that edge by the ratio
-of the two outermost values, and the race is repeated; scores that are known are not computed again.
+The search neither runs experiments nor reads files: `search` calls a function, and `propose` hands
+out what is to be evaluated, so that a study can run it in parallel.  All candidates are scored on
+the first seed; after each seed only the best ones go on to the next (successive halving, Jamieson
+and Talwalkar, AISTATS 2016, with seeds as the resource).  If the winner has a numeric parameter
+at an edge of its grid, the grid grows beyond that edge by the ratio of the two outermost values (by
+their difference if the grid holds a number that is not positive), and the race is repeated; scores
+that are known are not computed again.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-Value = float | int | str | bool
+Value = Any
+"""A number, or a category: a string, a boolean, or the table of a component."""
 Values = dict[str, Value]
 
 
@@ -80,14 +84,14 @@ def search(
     seeds: Sequence[int],
     *,
     keep: float = 1.0,
-    max_extensions: int = 4,
+    max_extensions: int = 6,
     limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> SearchResult:
     """Choose hyper-parameters by their mean score over several seeds; larger is better.
 
     Args:
-        grid: the values of each parameter.  Numbers must be positive and distinct; their grid is
-            sorted and can grow.  Strings and booleans are categories: they have no edges.
+        grid: the values of each parameter.  Numbers must be distinct; their grid is sorted and can
+            grow.  Strings and booleans are categories: they have no edges.
         evaluate: (values, seed) -> score, for example a validation accuracy or minus a number of
             rounds.  A score that is not finite counts as the worst.
         seeds: the search seeds; they should be disjoint from the reported ones.
@@ -109,6 +113,37 @@ def search(
         >>> result.chosen, result.grid["lr"], result.is_interior
         ({'lr': 0.4}, (0.05, 0.1, 0.2, 0.4, 0.8), True)
     """
+    steps = propose(grid, seeds, keep=keep, max_extensions=max_extensions, limits=limits)
+    scores: list[float] | None = None
+    while True:
+        try:
+            wanted = next(steps) if scores is None else steps.send(scores)
+        except StopIteration as end:
+            found: SearchResult = end.value
+            return found
+        scores = [evaluate(one.values, one.seed) for one in wanted]
+
+
+class Evaluation(NamedTuple):
+    """One evaluation that a search asks for."""
+
+    values: Values
+    seed: int
+
+
+def propose(
+    grid: Mapping[str, Sequence[Value]],
+    seeds: Sequence[int],
+    *,
+    keep: float = 1.0,
+    max_extensions: int = 6,
+    limits: Mapping[str, tuple[float, float]] | None = None,
+) -> Generator[list[Evaluation], list[float], SearchResult]:
+    """The search of `search` as a generator, for callers that evaluate several points in parallel.
+
+    Yields:
+        The evaluations of the next step; their scores are sent back in this order.
+    """
     searched = {name: _ordered(name, values) for name, values in grid.items()}
     seeds = tuple(seeds)
     if not searched:
@@ -117,13 +152,13 @@ def search(
         raise ValueError(f"seeds: got {list(seeds)}, expected at least one and no repetition.")
     if not 0 < keep <= 1:
         raise ValueError(f"keep: got {keep}, expected a number above 0 and at most 1.")
-    scores: dict[tuple[Value, ...], list[float]] = {}
+    scores: dict[str, list[float]] = {}
     extensions = dict.fromkeys(searched, 0)
     while True:
-        winner = _race(searched, evaluate, seeds, keep, scores)
+        winner = yield from _race(searched, seeds, keep, scores)
         grown = False
         for name, value in winner.items():
-            new = _beyond(searched[name], value, (limits or {}).get(name, (0.0, math.inf)))
+            new = _beyond(searched[name], value, (limits or {}).get(name, (-math.inf, math.inf)))
             if new is not None and extensions[name] < max_extensions:
                 searched[name] = _ordered(name, [*searched[name], new])
                 extensions[name] += 1
@@ -134,8 +169,7 @@ def search(
     return SearchResult(
         chosen=winner,
         trials=tuple(
-            Trial(dict(zip(searched, candidate, strict=True)), tuple(scores[candidate]))
-            for candidate in itertools.product(*searched.values())
+            Trial(values, tuple(scores[_key(values)])) for values in _candidates(searched)
         ),
         grid=searched,
         seeds=seeds,
@@ -143,45 +177,59 @@ def search(
     )
 
 
+def _candidates(grid: Mapping[str, tuple[Value, ...]]) -> list[Values]:
+    return [dict(zip(grid, one, strict=True)) for one in itertools.product(*grid.values())]
+
+
+def _key(values: Values) -> str:
+    return json.dumps(values, sort_keys=True, default=str)
+
+
 def _race(
     grid: Mapping[str, tuple[Value, ...]],
-    evaluate: Callable[[Values, int], float],
     seeds: tuple[int, ...],
     keep: float,
-    scores: dict[tuple[Value, ...], list[float]],
-) -> Values:
+    scores: dict[str, list[float]],
+) -> Generator[list[Evaluation], list[float], Values]:
     """Return the values that win, and add the scores that were missing to `scores`."""
-    runners = list(itertools.product(*grid.values()))
+    runners = _candidates(grid)
     for index, seed in enumerate(seeds):
-        for candidate in runners:
-            known = scores.setdefault(candidate, [])
-            if len(known) == index:
-                known.append(float(evaluate(dict(zip(grid, candidate, strict=True)), seed)))
+        missing = [one for one in runners if len(scores.setdefault(_key(one), [])) == index]
+        if missing:
+            found = yield [Evaluation(one, seed) for one in missing]
+            for one, score in zip(missing, found, strict=True):
+                scores[_key(one)].append(float(score))
         # Only the seeds that all runners have in common decide, whatever an earlier race added.
         ranked = sorted(
-            runners, key=lambda one: Trial({}, tuple(scores[one][: index + 1])).mean, reverse=True
+            runners,
+            key=lambda one: Trial({}, tuple(scores[_key(one)][: index + 1])).mean,
+            reverse=True,
         )
-        going_on = max(2, math.ceil(keep * len(ranked)))
-        runners = [one for one in runners if one in ranked[:going_on]]
-    return dict(zip(grid, ranked[0], strict=True))
+        going_on = ranked[: max(2, math.ceil(keep * len(ranked)))]
+        runners = [one for one in runners if one in going_on]
+    return ranked[0]
 
 
 def _ordered(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
     """Return the grid of one parameter, sorted if it is numeric."""
-    if not values or len(set(values)) < len(values):
+    if not values or len({_key({name: value}) for value in values}) < len(values):
         raise ValueError(f"grid.{name}: got {list(values)}, expected distinct values.")
-    numbers = [one for one in values if not isinstance(one, str | bool)]
+    numbers = [one for one in values if _is_number(one)]
     if not numbers:
         return tuple(values)
-    if len(numbers) < len(values) or min(numbers) <= 0:
+    if len(numbers) < len(values):
         raise ValueError(
-            f"grid.{name}: got {list(values)}, expected positive numbers only, or categories only."
+            f"grid.{name}: got {list(values)}, expected numbers only, or categories only."
         )
     return tuple(sorted(numbers))
 
 
 def _has_edges(values: tuple[Value, ...]) -> bool:
-    return len(values) > 1 and not isinstance(values[0], str | bool)
+    return len(values) > 1 and _is_number(values[0])
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _beyond(values: tuple[Value, ...], chosen: Value, limits: tuple[float, float]) -> float | None:
@@ -190,5 +238,8 @@ def _beyond(values: tuple[Value, ...], chosen: Value, limits: tuple[float, float
         return None
     outer, inner = (values[0], values[1]) if chosen == values[0] else (values[-1], values[-2])
     # Four significant digits keep a geometric grid readable in results and configurations.
-    new = float(f"{float(outer) ** 2 / float(inner):.4g}")
-    return new if limits[0] <= new <= limits[1] else None
+    beyond = outer**2 / inner if values[0] > 0 else 2 * outer - inner
+    new = float(f"{float(beyond):.4g}")
+    if isinstance(outer, int) and isinstance(inner, int):
+        new = round(new)
+    return new if limits[0] <= new <= limits[1] and new not in values else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -51,8 +52,6 @@ class Cell(NamedTuple):
     """The search that chooses for it; empty for none."""
     judged_by: Target | None = None
     """The target that it is read by, when that is not the run's own."""
-    baseline: bool | None = None
-    """Whether others are measured against it, when that is not for the method to say."""
     about: Mapping[str, Any] = {}
     """What the results say of it besides."""
 
@@ -65,14 +64,6 @@ class Cell(NamedTuple):
         """The cell with what a search chose."""
         return self._replace(run=changed(self.run, values, f"{self.name}: ")) if values else self
 
-    def shortened(self, rounds: float) -> Cell:
-        """The cell with at most this many rounds, in a folder of its own."""
-        if rounds >= self.run.rounds:
-            return self
-        folder = self.folder and f"{self.folder}-{rounds}-rounds"
-        run = changed(self.run, {"rounds": rounds}, f"{self.name}: ")
-        return self._replace(run=run, folder=folder)
-
     def directory(self, out: Path, seed: int | None = None) -> Path:
         """Where the run of a seed is kept; without a seed that of its own."""
         if not self.folder:
@@ -81,36 +72,64 @@ class Cell(NamedTuple):
         return out / (self.folder if seed is None else f"{self.folder}-seed{seed}")
 
 
-class SearchPoint(NamedTuple):
-    """One point of a search."""
+class SearchSpace(NamedTuple):
+    """The grid of one search, and the cells in which every point of it is run."""
 
-    tuned: str
-    """The search that it belongs to."""
-    place: Cell
-    """The cell that it is tried in."""
-    values: Mapping[str, Any]
-    also: Mapping[str, Any]
-    """What else its run has: the seed, the number of rounds."""
-    folder: str = ""
-
-    @property
-    def cell(self) -> Cell:
-        """The run that tries it."""
-        shown = " ".join(f"{key}={value}" for key, value in self.values.items())
-        name = f"search {self.place.name} {shown}"
-        run = changed(self.place.run, {**self.values, **self.also}, f"search ({self.place.name}): ")
-        return self.place._replace(run=run, name=name, values=self.values, folder=self.folder)
+    name: str
+    """What `Cell.tuned` refers to."""
+    places: Sequence[Cell]
+    grid: Mapping[str, Sequence[Any]]
+    """Dotted key -> values; numeric grids grow (`fedadmm.study.search`)."""
 
 
 class Search(NamedTuple):
-    """What is tried on a seed of its own before the study's runs."""
+    """The search that precedes a study's reported runs, on seeds of its own."""
 
-    seed: int
-    tries: Sequence[SearchPoint]
+    seeds: Sequence[int]
+    spaces: Sequence[SearchSpace]
+    rounds: int | None = None
+    """Largest number of rounds of a point; None for that of the cell."""
+    keep: float = 0.5
+    """Share of the points that goes on from one seed to the next."""
+    extend: int = 6
+    """Largest number of values that are added to the grid of one key."""
+    validation: float = 0.0
+    """Fraction of every client's samples that search runs hold out if the problem has none."""
+    changes: Mapping[str, Any] = {}
+    """Further dotted keys that differ from the reported runs."""
     about: Mapping[str, Any] = {}
-    """What the results say of it besides."""
-    halve_after: Sequence[int] = ()
-    """Numbers of rounds after each of which only the better half of the points goes on."""
+    """Further entries of the results."""
+
+    def point(self, place: Cell, values: Mapping[str, Any], seed: int) -> Cell:
+        """Return the run of one point of the grid.
+
+        Its target is judged on validation samples if there are some.
+        """
+        rounds = min(self.rounds or place.run.rounds, place.run.rounds)
+        changes = {**values, **self.changes, "seed": seed, "rounds": rounds}
+        problem, target = place.run.tree.get("problem"), place.run.tree.get("target")
+        held_out = problem.get("validation") if isinstance(problem, Mapping) else None
+        if held_out == 0 and self.validation:
+            held_out = changes["problem.validation"] = self.validation
+        if held_out and target is not None:
+            changes["target.metric"] = re.sub("^test_", "validation_", target["metric"])
+        where = " ".join(f"{key}={value}" for key, value in values.items())
+        run = changed(place.run, changes, f"search ({place.name}): ")
+        folder = ""
+        if place.folder:
+            text = "-".join(_path_word(value) for value in values.values())
+            folder = f"search/{Path(place.folder).name}-{text}-seed{seed}"
+        name = f"search {place.name} {where} seed {seed}"
+        return place._replace(run=run, name=name, values=values, folder=folder)
+
+
+def _path_word(value: Any) -> str:
+    """A number as it is; anything else with a hash, so that no two values share a folder."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    text = json.dumps(value, sort_keys=True, default=str)
+    short = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:20]
+    return f"{short}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 class Study(NamedTuple):
@@ -129,10 +148,17 @@ class Study(NamedTuple):
     """What was set in the parts of some cells, and in which, a line for each."""
 
     def runs(self) -> int:
-        """How many runs it takes at the most, those of the search among them."""
-        search = self.search
-        tried = 0 if search is None else len(search.tries) * (1 + len(search.halve_after))
-        return len(self.cells) * max(len(self.seeds), 1) + tried
+        """Number of runs if every grid keeps its size."""
+        reported = len(self.cells) * max(len(self.seeds), 1)
+        if self.search is None:
+            return reported
+        searched = 0
+        for space in self.search.spaces:
+            points = math.prod(map(len, space.grid.values()))
+            for _ in self.search.seeds:
+                searched += points * len(space.places)
+                points = min(points, max(2, math.ceil(self.search.keep * points)))
+        return reported + searched
 
 
 def changed(run: Experiment, values: Mapping[str, Any], where: str) -> Experiment:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedadmm.core.config_tree import flattened, to_config
 from fedadmm.core.errors import DataError
@@ -17,6 +17,10 @@ from fedadmm.study.formatting import Table, number_cell
 from fedadmm.study.results import Results, by_label, results, row_documents
 from fedadmm.study.run_dir import RecordedRun, RunDir, plain, read_json, read_run, write_json
 from fedadmm.study.spec import RESULTS, Cell, Study, setting_of, short_keys
+
+if TYPE_CHECKING:
+    from fedadmm.study.runner import Searched
+    from fedadmm.study.search import SearchResult
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,9 @@ class StudyResult:
     @cached_property
     def results(self) -> Results:
         """The rows that every table shows."""
-        return results(self.runs, self.target)
+        compare = self.document["kind"] != "sweep"
+        reference = self.document.get("compared_with")
+        return results(self.runs, self.target, reference, compare)
 
     @cached_property
     def partition(self) -> PartitionSummary | None:
@@ -118,26 +124,31 @@ def collect_result(
     study: Study,
     found: Sequence[tuple[Cell, RecordedRun]],
     out: Path,
-    tried: Sequence[Mapping[str, Any]] = (),
-    chosen: Mapping[str, Mapping[str, Any]] | None = None,
+    searched: Searched | None = None,
 ) -> StudyResult:
-    """What a study came to: its runs, what a search tried, and what that chose for each cell."""
-    chosen = chosen or {}
+    """Collect the runs of a study, what its searches evaluated, and what they chose."""
+    chosen = {} if searched is None else {n: one.chosen for n, one in searched.results.items()}
     table = []
     for setting in dict.fromkeys(cell.setting for cell, _ in found):
         some = [(cell, run) for cell, run in found if cell.setting == setting]
         distinct = {(run.label, run.directory): run for _, run in some}  # a trial drawn twice
-        own = results(list(distinct.values()), some[0][0].run.target)
-        values = {c.label: chosen[c.tuned]["value"] for c, _ in some if c.tuned in chosen}
+        compare, reference = study.kind != "sweep", study.about.get("compared_with")
+        own = results(list(distinct.values()), some[0][0].run.target, reference, compare)
+        values = {c.label: chosen[c.tuned] for c, _ in some if c.tuned in chosen}
         table += [{"setting": setting} | row for row in row_documents(own, values)]
     runs = [cell.run for cell in study.cells]
-    search = study.search and {
-        "seed": study.search.seed,
-        **study.search.about,
-        "halve_after": study.search.halve_after,
-        "tried": tried,
-        "chosen": chosen,
-    }
+    search = None
+    if study.search is not None and searched is not None:
+        search = {
+            "seeds": list(study.search.seeds),
+            "keep": study.search.keep,
+            **study.search.about,
+            "samples": _samples_of([row["metric"] for row in searched.trials]),
+            "grid": {n: {k: list(v) for k, v in one.grid.items()} for n, one in _found(searched)},
+            "interior": {name: one.interior for name, one in _found(searched)},
+            "chosen": {name: {"value": one.chosen} for name, one in _found(searched)},
+            "tried": searched.trials,
+        }
     document = {
         "kind": study.kind,
         "problem": _shared([run.name("problem") for run in runs]),
@@ -150,6 +161,19 @@ def collect_result(
         "runs": [_run_document(cell, run, out) for cell, run in found],
     }
     return StudyResult(out, plain(document), [run for _, run in found])
+
+
+def _found(searched: Searched) -> list[tuple[str, SearchResult]]:
+    return list(searched.results.items())
+
+
+def _samples_of(metrics: Sequence[str | None]) -> str:
+    """Name the samples that a search was decided on."""
+    known = {str(name) for name in metrics if name is not None}
+    for kind in ("test", "validation"):
+        if any(name.startswith(f"{kind}_") for name in known):
+            return kind
+    return "training"
 
 
 def _shared(values: Sequence[Any]) -> Any:
@@ -165,7 +189,6 @@ def _run_document(cell: Cell, run: RecordedRun, out: Path) -> dict[str, Any]:
         "set": dict(cell.values),
         "method": run.method,
         "algorithm": run.algorithm,
-        "baseline": run.baseline,
         "seed": run.seed,
         "status": run.status,
         "code": run.code,
@@ -185,7 +208,7 @@ def _understood(path: Path) -> dict[str, Any]:
     """What results.json says, with the rows of its runs as they must be."""
     document = read_json(path)
     rows = document.get("runs")
-    kinds = {"directory": str, "label": str, "target": dict | None, "baseline": bool | None}
+    kinds = {"directory": str, "label": str, "target": dict | None}
     for number, row in enumerate(rows if isinstance(rows, list) else [None]):
         for key, kind in kinds.items():
             if not isinstance(row, dict) or not isinstance(row.get(key, path), kind):
@@ -203,9 +226,7 @@ def read_study(directory: Path) -> StudyResult:
         document = _understood(directory / RESULTS)
         known = [r for r in document["runs"] if RunDir(directory / r["directory"]).can_be_drawn]
         runs = [
-            read_run(directory / row["directory"]).judged(
-                row["label"], target_of(row["target"]), row["baseline"]
-            )
+            read_run(directory / row["directory"]).judged(row["label"], target_of(row["target"]))
             for row in known
         ]
         return StudyResult(directory, document | {"runs": known}, runs)

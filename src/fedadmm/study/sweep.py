@@ -94,9 +94,7 @@ def cell_of(
     run = resolve(made, f"{name}: " if name else "")
     shown = setting_of(values)
     label = ", ".join(v if key == "method" else f"{key}={v}" for key, v in shown.items())
-    # Settings are compared with each other, not with baselines.
-    baseline = False if label else None
-    cell = Cell(label or run.label, run, name or "the only cell", values=values, baseline=baseline)
+    cell = Cell(label or run.label, run, name or "the only cell", values=values)
     return cell, applied
 
 

@@ -268,6 +268,10 @@ def test_search_shows_every_candidate_and_marks_the_choice() -> None:
     ]
     search = {
         "rule": "best",
+        "seeds": [7],
+        "samples": "validation",
+        "grid": {"FedAvg": {"local.solver.lr": [0.03, 0.1]}},
+        "interior": {"FedAvg": {"local.solver.lr": False}},
         "tried": tried,
         "chosen": {"FedAvg": {"value": {"local.solver.lr": 0.1}}},
     }

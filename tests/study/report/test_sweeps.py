@@ -36,7 +36,7 @@ def swept(folder: Path, axes: dict[str, Sequence[object]], seeds: Sequence[int] 
                 for key, value in setting(own).items()
             )
             row = {"set": own, "directory": f"cells/{run.name}", "seed": seed, "target": None}
-            cells.append(row | {"label": label or "fedavg", "baseline": False})
+            cells.append(row | {"label": label or "fedavg"})
     document = {"kind": "sweep", "problem": None, "target": None, "search": None, "runs": cells}
     (folder / "results.json").write_text(json.dumps(document))
     return folder
@@ -77,7 +77,7 @@ def test_small_figures_share_their_axis_and_show_the_best_behind(tmp_path: Path)
     assert [line.behind for line in section.panels[-1].lines] == [False]
 
 
-def test_one_key_makes_bars_and_a_sweep_has_no_baselines(tmp_path: Path) -> None:
+def test_one_key_makes_bars_and_settings_of_a_sweep_are_not_compared(tmp_path: Path) -> None:
     found = parts(swept(tmp_path, {"local.solver.lr": [0.1, 0.2, 0.4]}))
     (bars,) = found["sweep"].panels
     assert isinstance(bars, Bars)
@@ -86,7 +86,7 @@ def test_one_key_makes_bars_and_a_sweep_has_no_baselines(tmp_path: Path) -> None
         ["0.1", "0.2", "0.4"],
         [0.5, 10.5, 20.5],
     )
-    assert read(tmp_path).results.baseline is None
+    assert not read(tmp_path).results.compares
     page = write_report(tmp_path).read_text("utf-8")
     assert "<h1>3 settings of FedAvg on" in page
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -147,21 +148,43 @@ class Split:
             parts.append(self.held_out(samples, self.data.samples.prepare, "validation"))
         if tests is not None:
             parts.append(self.held_out(tests.train(client), tests.samples.prepare))
-        return _Together(tuple(parts))
+        return HeldOutSets(tuple(parts))
+
+    def pooled_validation(self) -> HeldOut:
+        """Return the evaluator of all clients' validation samples."""
+        samples = [self.data.validation(client) for client in range(len(self.data))]
+        inputs, targets = (torch.cat(parts) for parts in zip(*samples, strict=True))
+        return self.held_out((inputs, targets), self.data.samples.prepare, "validation")
 
     def held_out(self, samples: Samples, prepare: Prepare | None, prefix: str = "test") -> HeldOut:
         """The evaluator of a vector on some samples."""
         return HeldOut(self.flat, self.loss, *samples, prepare, prefix)
 
 
-@dataclass(frozen=True)
-class _Together:
-    """Several evaluations as one."""
+@dataclass(frozen=True, eq=False)
+class HeldOutSets(EvaluatorInParts):
+    """Evaluates a vector on several sets of held-out samples, such as validation and test."""
 
-    parts: tuple[HeldOut, ...]
+    sets: tuple[HeldOut, ...]
 
-    def __call__(self, params: Tensor) -> Metrics:
-        return {name: value for part in self.parts for name, value in part(params).items()}
+    @property
+    def num_parts(self) -> int:
+        return sum(one.num_parts for one in self.sets)
+
+    def part(self, params: Tensor, index: int) -> tuple[float, ...]:
+        """Evaluate one part of one set; the parts of the sets are numbered one after another."""
+        for one in self.sets:
+            if index < one.num_parts:
+                return one.part(params, index)
+            index -= one.num_parts
+        raise IndexError(index)
+
+    def joined(self, parts: Iterable[tuple[float, ...]]) -> Metrics:
+        remaining = iter(parts)
+        found: dict[str, float] = {}
+        for one in self.sets:
+            found |= one.joined(itertools.islice(remaining, one.num_parts))
+        return found
 
 
 PARTITIONS = ("iid", "shards", "dirichlet", "imbalanced", "lognormal", "natural")
@@ -185,10 +208,13 @@ class SplitOptions:
     """lognormal: the standard deviation of the logarithm of the sizes."""
     imbalanced_shards: Count = 10_000
     """imbalanced: into how many shards the label-sorted samples are cut."""
-    partition_seed: Natural = 0
-    """The split is a function of this seed, and of nothing else that is random."""
+    partition_seed: Natural | None = None
+    """Seed of the split; None takes the run's seed, so that the seeds of a comparison differ in
+    their split as well (0 where there is no run)."""
     validation: Probability = 0.0
-    """Which part of every client's samples is kept from training."""
+    """Fraction of every client's samples that is held out for validation: for searches, patience
+    and the choice of the best model.  `validation_loss` and `validation_accuracy` are measured on
+    the validation samples of all clients together."""
     weights: Literal["uniform", "samples"] = "uniform"
     """a_i: 1/n, or n_i/N by training samples and what they count."""
     model: str = "logistic"
@@ -216,12 +242,13 @@ class DatasetProblem(SplitOptions, NamedProblem):
         """The samples of all clients; may read files."""
 
     def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
-        return federate(self.datasets(), self, regularizer=regularizer, name=self.name, **given)
+        own = self if self.partition_seed is not None else replace(self, partition_seed=0)
+        return federate(own.datasets(), own, regularizer=regularizer, name=self.name, **given)
 
 
 def split(dataset: Dataset, options: SplitOptions) -> Partition:
     """The partition that the options describe."""
-    name, clients, seed = options.partition, options.clients, options.partition_seed
+    name, clients, seed = options.partition, options.clients, options.partition_seed or 0
     if name.endswith(".npz"):
         return Partition.load(name)
     if name == "natural":
@@ -265,10 +292,9 @@ def federate(
 
     `model` (a module or a function that makes one) and `partition` replace what the options name.
     """
-    train = _limited(samples.train, options.max_train, options.partition_seed)
-    test = (
-        _limited(samples.test, options.max_test, options.partition_seed) if samples.test else None
-    )
+    seed = options.partition_seed or 0
+    train = _limited(samples.train, options.max_train, seed)
+    test = _limited(samples.test, options.max_test, seed) if samples.test else None
     if options.normalise == "once":
         train, test = train.prepared(), test.prepared() if test else None
     partition = split(train, options) if partition is None else partition
@@ -283,6 +309,9 @@ def federate(
     if tests is not None:
         test = tests.samples
     validate = options.validation > 0
+    held_out = [] if test is None else [shared.held_out((test.inputs, test.targets), test.prepare)]
+    if validate:
+        held_out.append(shared.pooled_validation())
     own = None
     if validate or tests is not None:
         own = Lazy(len(data), partial(shared.evaluation, validate, tests))
@@ -290,7 +319,7 @@ def federate(
         clients=Lazy(len(data), shared.objective),
         regularizer=regularizer or Zero(),
         weights=None if options.weights == "uniform" else data.train_masses(),
-        test=None if test is None else shared.held_out((test.inputs, test.targets), test.prepare),
+        test=held_out[0] if len(held_out) == 1 else HeldOutSets((*held_out,)) if held_out else None,
         client_tests=own,
         initial=partial(models.initial_vector, make),
         buffers=buffers,

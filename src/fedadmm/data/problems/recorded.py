@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from fedadmm.core.contracts import Regularizer
 from fedadmm.core.errors import DataError
-from fedadmm.core.parts import Count, Fraction, Natural, Probability, part
+from fedadmm.core.parts import Count, Fraction, Probability, part
 from fedadmm.core.problem import Problem
 from fedadmm.data.dataset import TrainTest, hold_out
 from fedadmm.data.loaders.heart import (
@@ -136,7 +134,7 @@ def _hospital(options: HeartOptions, path: Path, client: int) -> Problem:
             "heart-disease: preparation is 'flamby', which needs the categories of all hospitals, "
             "but a site has its own samples only; use 'filled'"
         )
-    samples = read_site(path, client, options.test_fraction, options.partition_seed)
+    samples = read_site(path, client, options.test_fraction, options.partition_seed or 0)
     return federate(samples, options, name=options.name)
 
 
@@ -157,7 +155,7 @@ class HeartOptions(DatasetProblem):
     def datasets(self) -> TrainTest:
         if self.preparation == "flamby":
             return flamby()
-        return heart(self.test_fraction, self.partition_seed)
+        return heart(self.test_fraction, self.partition_seed or 0)
 
 
 @part("problem", "table")
@@ -183,13 +181,6 @@ class TableOptions(DatasetProblem):
     numbers, from sums and lists that every client computes on its training samples."""
     leave_out: Sequence[str] = ()
     """from-sums: columns that are no features."""
-    partition_seed: Natural | None = None  # type: ignore[assignment]
-    """Chooses the held-out samples, and the clients of a random split; None for the run's seed, so
-    that the seeds of a comparison hold out different samples."""
-
-    def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
-        own = self if self.partition_seed is not None else replace(self, partition_seed=0)
-        return DatasetProblem.load(own, regularizer, **given)
 
     def datasets(self) -> TrainTest:
         target, client, kind = self.target, self.client, self.kind

@@ -83,8 +83,19 @@ class Workers(EngineChoice):
         return WorkersEngine(job, store, count, self.timeout)
 
 
+_core_limit: int | None = None
+
+
+def limit_cores(count: int) -> None:
+    """Let this process use at most so many cores, because others use the rest."""
+    global _core_limit
+    _core_limit = count
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
+    if _core_limit is not None:
+        return _core_limit
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -154,7 +154,6 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             "algorithm": algorithm.name,
             "method": algorithm.title,
             "label": algorithm.name.rpartition(":")[2],
-            "baseline": algorithm.baseline,
             "seed": self._seed,
             **Columns(self.history_).tally(None),
         }

@@ -8,7 +8,7 @@ from typing import Any
 from fedadmm.core.config_tree import flattened
 from fedadmm.study import formatting, run_history
 from fedadmm.study.formatting import Table
-from fedadmm.study.results import MethodSummary, table
+from fedadmm.study.results import MethodSummary, search_notes, table
 from fedadmm.study.study_result import StudyResult
 
 
@@ -85,15 +85,20 @@ def _target_figure(content: StudyResult) -> list[tuple[str, str, str]]:
     if content.target is None:
         return []
     what = "Fewest rounds to the target" if content.comparison else "Rounds to the target"
-    first = content.results.fastest_first()[0]
+    found = content.results
+    first = found.best_first()[0]
     if not first.rounds.complete:
         part = f"{first.reached} of {first.seeds} runs of {first.method}"
         small = part if content.comparison else formatting.describe(content.target)
         return [(what, "not reached", small)]
-    saved = ""
-    if first.reduction is not None and not first.baseline:
-        saved = f", {formatting.number(first.reduction, share=True)} fewer than the best baseline"
-    small = f"{first.method}{saved}" if content.comparison else ""
+    small = ""
+    if content.comparison:
+        small = first.method
+        gap, other = first.difference, found.named(first.compared_with)
+        if gap is not None and gap.beyond_chance:
+            small += f", {formatting.number(-gap.mean)} fewer than {other}"
+        elif gap is not None and gap.low is not None:
+            small += f", no significant difference from {other}"
     return [(what, f"{first.rounds.mean:.4g}", small)]
 
 
@@ -118,21 +123,37 @@ def search_table(content: StudyResult) -> Table | None:
     search = content.search
     if not search or not search.get("tried"):
         return None
-    rows: dict[str, dict[str, str]] = {}
+    scores: dict[str, dict[str, list[Any]]] = {}
+    marks: dict[tuple[str, str], str] = {}
     for row in search["tried"]:
-        score, label = row["best"], row["label"]
-        shown = formatting.NOTHING if score is None else formatting.metric(row["metric"], score)
-        mark = " ✓" if search["chosen"][label]["value"] == row["value"] else ""
-        if (rounds := row.get("dropped_after")) is not None:
-            mark = f" (dropped after {rounds} rounds)"
+        label = content.names.get(row["label"], row["label"])
         value = ", ".join(json.dumps(value) for value in row["value"].values())
-        rows.setdefault(content.names.get(label, label), {})[value] = shown + mark
-    values = list(dict.fromkeys(value for cells in rows.values() for value in cells))
+        scores.setdefault(label, {}).setdefault(value, []).append((row["metric"], row["best"]))
+        if search["chosen"].get(row["label"], {}).get("value") == row["value"]:
+            marks[label, value] = " ✓"
+    rows: dict[str, dict[str, str]] = {}
+    for label, found in scores.items():
+        for value, pairs in sorted(found.items(), key=lambda item: _sort_key(item[0])):
+            known = [best for _, best in pairs if best is not None]
+            shown = formatting.NOTHING
+            if len(known) == len(pairs):
+                shown = formatting.metric(pairs[0][0], sum(known) / len(known))
+            rows.setdefault(label, {})[value] = shown + marks.get((label, value), "")
+    values = sorted({value for cells in rows.values() for value in cells}, key=_sort_key)
     lines = [
         [label, *(cells.get(value, formatting.NOTHING) for value in values)]
         for label, cells in rows.items()
     ]
-    return Table("Search for learning rates", ["method", *values], lines, search["rule"])
+    note = ". ".join(search_notes(search))
+    return Table("Hyper-parameter search", ["method", *values], lines, note)
+
+
+def _sort_key(value: str) -> tuple[bool, float, str]:
+    """Numbers by size, then words."""
+    try:
+        return False, float(value), ""
+    except ValueError:
+        return True, 0.0, value
 
 
 def configuration(content: StudyResult) -> tuple[list[tuple[str, str]], Table]:
