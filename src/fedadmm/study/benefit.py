@@ -186,14 +186,6 @@ def _sample_scores(held: Any, params: Tensor) -> NDArray[Any]:
     return correct
 
 
-def pooled(problem: Problem) -> Any:
-    """Return the loss over the training samples of all sites."""
-    clients: Any = problem.clients
-    inputs = torch.cat([client.inputs for client in clients])
-    targets = torch.cat([client.targets for client in clients])
-    return replace(clients[0], inputs=inputs, targets=targets)
-
-
 def trained(run: Experiment, problem: Problem, objective: Any) -> Tensor:
     """Train a model on one objective, with the run's local work and rounds."""
     return simulate(
