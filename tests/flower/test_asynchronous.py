@@ -10,6 +10,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.capabilities import StalenessWeighting
 from fedadmm.core.contracts import Cohort, Round
 from fedadmm.core.errors import EngineError, ParameterError
 from fedadmm.core.messages import Download
@@ -61,7 +62,10 @@ def by_hand(settings, order):
     for client in order:
         upload, _ = run_client(job, store, client, Download(casts[client]), done[client])
         done[client] += 1
-        total = trees.scaled(algorithm.arrived(server, upload.message), 1 / CLIENTS)
+        message = upload.message
+        if isinstance(algorithm, StalenessWeighting):
+            message = algorithm.weight_update(server, message)
+        total = trees.scaled(message, 1 / CLIENTS)
         received = Cohort(1, 1 / CLIENTS, CLIENTS, 0)
         server = algorithm.server_update(server, total, received, Zero())
         casts[client] = algorithm.broadcast(server, Round(0, 0))

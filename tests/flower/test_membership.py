@@ -147,7 +147,7 @@ def test_other_sites_than_before_are_refused_unless_they_are_accepted(tmp_path):
 
 def test_without_a_ledger_a_mean_cannot_lose_a_site(tmp_path):
     play(made(METHODS["fedadmm"], ledger="none"), tmp_path / "mean")
-    with pytest.raises(StateError, match=r"without ledger='disk' it is not known"):
+    with pytest.raises(StateError, match=r"without ledger='disk' the contribution"):
         play(made(METHODS["fedadmm"], ledger="none", take_out=[0], rounds=4), tmp_path / "mean")
     play(made(fa.FedAvg(), ledger="none"), tmp_path / "average")
     settings = made(fa.FedAvg(), ledger="none", take_out=[0], rounds=4)

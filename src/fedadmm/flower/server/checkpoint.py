@@ -66,7 +66,8 @@ def new_run() -> ServerLedger:
 
 def fingerprint(federation: Federation, job: Job) -> dict[str, str]:
     """Return what must not change when a run is resumed."""
-    weights = [federation.problem.weight(client) for client in range(federation.clients)]
+    # Weights are normalised again by every copy of a federation, which changes their last digits.
+    weights = [round(federation.problem.weight(c), 12) for c in range(federation.clients)]
     run = federation.experiment
     parts: dict[str, Any] = {
         "algorithm": run.algorithm,
