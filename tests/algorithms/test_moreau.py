@@ -131,7 +131,7 @@ def test_moreau_identity(row, entries, step):
     np.testing.assert_allclose(primal + step * dual, v, atol=1e-10, rtol=0)
 
 
-def test_every_regularizer_has_a_sample():
+def test_every_regularizer_is_tested():
     exported = {
         name
         for name, value in vars(fa.regularizers).items()
