@@ -1,4 +1,4 @@
-"""Masked sums: integers that say nothing one by one, and add up to what the clients sent.
+"""Secure aggregation by pairwise masking: masks that cancel in the sum of all clients.
 
     client i    q_i = round(a_i x_i / step)  mod 2^b          fixed point
                 sends  q_i + sum_{j > i} m_ij - sum_{j < i} m_ij   mod 2^b
@@ -36,11 +36,11 @@ Words = NDArray[Any]
 """Integers modulo 2^32 or 2^64."""
 Tree = TypeVar("Tree")
 MOST = 200
-"""This many clients at most are in one masked sum."""
+"""Largest number of clients in one masked sum."""
 SLACK = 2.0**-10
 """The rounding of a clip, by which an entry may be larger than the bound."""
 TAIL = 12.0
-"""Noise is cut off at this many standard deviations, which it never reaches."""
+"""Standard deviations at which noise is truncated; the probability of more is negligible."""
 _LIMBS = (2.0**23, 2.0**20, 2.0**20)
 """A count travels in three words; the sums of `MOST` of each fit into 32 bits."""
 
@@ -58,16 +58,16 @@ def _cryptography() -> None:
 
 
 class FixedPoint(NamedTuple):
-    """How real numbers become integers."""
+    """Fixed-point encoding of real numbers as integers."""
 
     bound: float
-    """The largest entry of an upload."""
+    """Largest absolute entry of an update."""
     step: float
     bits: int
 
     @property
     def dtype(self) -> Any:
-        """The type of a word."""
+        """Integer type of the words."""
         return np.uint32 if self.bits == 32 else np.uint64
 
     def encode(self, tree: object, share: float, noise: float = 0.0) -> Words:
@@ -119,7 +119,7 @@ class FixedPoint(NamedTuple):
 
 
 class RangeError(ParameterError):
-    """An upload does not fit into the fixed point."""
+    """An update cannot be represented in fixed point."""
 
 
 def fixed_point(
@@ -145,22 +145,22 @@ def fixed_point(
 
 
 class Share(NamedTuple):
-    """What a site says about itself to those that it is to be summed with."""
+    """Key share that a site sends to the other members of a sum."""
 
     client: int
     public: bytes
-    """An X25519 key that it made for this upload alone."""
+    """X25519 public key that is used for this update only."""
     signature: bytes = b""
 
 
 def new_identity() -> bytes:
-    """The private half of an Ed25519 identity."""
+    """Private key of an Ed25519 identity."""
     _cryptography()
     return os.urandom(32)
 
 
 def public_identity(identity: bytes) -> bytes:
-    """The half that others pin."""
+    """Public key, which others pin."""
     return _signer(identity).public_key().public_bytes_raw()  # type: ignore[no-any-return]
 
 
@@ -181,7 +181,7 @@ def new_share(client: int, subject: str, identity: bytes | None = None) -> tuple
 
 
 def check_shares(subject: str, shares: Sequence[Share], pinned: Mapping[int, bytes]) -> None:
-    """Refuse a set with a key that its client's identity did not sign for this subject."""
+    """Reject a set with a key that its client's identity did not sign for this subject."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -202,7 +202,7 @@ def check_shares(subject: str, shares: Sequence[Share], pinned: Mapping[int, byt
 
 
 def set_digest(subject: str, shares: Sequence[Share]) -> str:
-    """What identifies a set: for whom, and under which keys, a sum is made."""
+    """Return the digest of a set: its members and their keys."""
     members = "".join(f"\n{share.client} {share.public.hex()}" for share in shares)
     return hashlib.sha256(f"fedadmm set 1\n{subject}{members}".encode()).hexdigest()
 
@@ -224,7 +224,7 @@ def _signer(identity: bytes) -> Any:
 def masked(
     words: Words, client: int, private: bytes, subject: str, shares: Sequence[Share]
 ) -> Words:
-    """A client's words under the masks that it has in common with the others of a set."""
+    """Return a client's words with the masks that it shares with the other members of a set."""
     digest, total = set_digest(subject, shares), words.copy()
     for other in shares:
         if other.client == client:
@@ -235,7 +235,7 @@ def masked(
 
 
 def _stream(client: int, private: bytes, other: Share, digest: str, length: int) -> bytes:
-    """The key stream of a pair, of which either half can compute it."""
+    """Return the key stream of a pair, which both members can compute."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -256,7 +256,7 @@ def _stream(client: int, private: bytes, other: Share, digest: str, length: int)
 
 
 def summed(vectors: Sequence[Words]) -> Words:
-    """The sum of what arrived."""
+    """Return the sum of the masked words."""
     total = vectors[0].copy()
     for words in vectors[1:]:
         total += words
@@ -264,7 +264,7 @@ def summed(vectors: Sequence[Words]) -> Words:
 
 
 def rehearsed(vectors: Sequence[Words]) -> Words:
-    """The masked sum of vectors in one process: keys, masks, and the sum in which they cancel."""
+    """Return the masked sum of vectors in one process: keys, masks, and their cancellation."""
     made = [new_share(number, "rehearsal") for number in range(len(vectors))]
     shares = [share for share, _ in made]
     return summed(
@@ -276,7 +276,7 @@ def rehearsed(vectors: Sequence[Words]) -> Words:
 
 
 def groups(members: Sequence[int], size: int) -> list[list[int]]:
-    """The members in groups of `size` to twice as many less one; fewer are one group."""
+    """Divide the members into groups of `size` to 2 size - 1; fewer are one group."""
     count = max(1, len(members) // size)
     cuts = [len(members) * index // count for index in range(count + 1)]
     return [list(members[low:high]) for low, high in itertools.pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""The problem: minimise F(x) = sum_i a_i f_i(x) + g(x) over the clients of a federation."""
+"""Federated problems: minimise F(x) = sum_i a_i f_i(x) + g(x) over the clients."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ Evaluator = Callable[[Tensor], Metrics]
 
 
 class EvaluatorInParts(ABC):
-    """An evaluator that measures its samples in parts, which processes may share among them."""
+    """Base class of evaluators whose work can be divided among processes."""
 
     @property
     @abstractmethod
     def num_parts(self) -> int:
-        """How many parts there are."""
+        """Number of parts."""
 
     @abstractmethod
     def part(self, params: Tensor, index: int) -> tuple[float, ...]:
-        """What one part adds."""
+        """Return the contribution of one part."""
 
     @abstractmethod
     def joined(self, parts: Iterable[tuple[float, ...]]) -> Metrics:
-        """The metrics of all parts, in order."""
+        """Return the metrics from the contributions of all parts, in order."""
 
     def __call__(self, params: Tensor) -> Metrics:
-        """The metrics of a parameter vector."""
+        """Return the metrics of a parameter vector."""
         return self.joined(self.part(params, index) for index in range(self.num_parts))
 
 
@@ -83,7 +83,7 @@ class Facts(NamedTuple):
 NOTHING_KNOWN = Facts()
 
 _COUNTED = 10_000
-"""At most this many clients are checked for a batch of one sample."""
+"""Largest number of clients that are checked for a batch of one sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ class Problem(Part):
                 )
 
     def evenly(self, most: int) -> Iterator[int]:
-        """All clients, or `most` of them, evenly spaced."""
+        """Yield the ids of all clients, or of `most` of them, evenly spaced."""
         asked = min(self.num_clients, most)
         return (index * self.num_clients // asked for index in range(asked))
 
@@ -188,7 +188,7 @@ class Problem(Part):
         return 1.0 / len(self.clients) if self.weights is None else float(self.weights[client])
 
     def start(self, seed: int) -> Tensor:
-        """The initial vector for a seed."""
+        """Return the initial vector for a seed."""
         if self.initial is None:
             raise ParameterError(
                 "simulate: initial is None, but must be a vector, because the problem has no "
@@ -206,7 +206,7 @@ class Problem(Part):
         return total
 
     def gradient(self, params: Tensor) -> Tensor:
-        """The gradient of f, without g."""
+        """Return the gradient of f, without g."""
         total = torch.zeros_like(params)
         for index, client in enumerate(self.clients):
             total.add_(client.evaluation_gradient(params), alpha=self.weight(index))
@@ -224,13 +224,13 @@ class Problem(Part):
         return (params - moved) / step
 
     def with_clients(self, clients: Sequence[Objective]) -> Problem:
-        """The same problem with other objectives, one for each client."""
+        """Return the problem with other objectives, one per client."""
         made = copy(self)  # `replace` would scale the weights again, and round them
         object.__setattr__(made, "clients", clients)
         return made
 
     def without(self, clients: Collection[int]) -> Problem:
-        """The same problem with weight zero for these clients; all keep their numbers."""
+        """Return the problem with weight zero for these clients; all ids are unchanged."""
         count = len(self.clients)
         kept = [0.0 if client in clients else self.weight(client) for client in range(count)]
         made = copy(self)
@@ -239,7 +239,7 @@ class Problem(Part):
         return made
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Problem:
-        """The same problem with every objective in another precision or on another device."""
+        """Return the problem with every objective in another precision or on another device."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         kind = LazyClients if isinstance(self.clients, LazyClients) else Lazy
         convert = _Conversion(self.clients, dtype, device)
@@ -357,4 +357,4 @@ class ProblemSource(Protocol):
     """Options from which a problem is loaded: the fields are the options."""
 
     def load(self) -> Problem:
-        """The problem; may read files."""
+        """Load the problem; can read files."""

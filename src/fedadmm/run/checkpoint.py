@@ -37,7 +37,7 @@ _logger = logging.getLogger("fedadmm")
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds besides the clients' records."""
+    """State of a run in a checkpoint, without the clients' records."""
 
     round: int
     tensors: dict[str, Tensor]
@@ -81,7 +81,7 @@ class Checkpoints:
         return self.directory.resolve() == directory.resolve()
 
     def latest_round(self) -> int | None:
-        """The round of the newest checkpoint whose every file is whole; None without any."""
+        """Return the round of the newest valid checkpoint, or None without any."""
         kept = self._good()
         return kept[0].round if kept else None
 
@@ -115,7 +115,7 @@ class Checkpoints:
         return Checkpoint(kept[0].round, server.tensors, kept[0].values)
 
     def client(self, client: int) -> dict[str, Tensor] | None:
-        """A client's record in the newest checkpoint, to look at; None where it keeps nothing."""
+        """Return a client's record in the newest checkpoint, or None if it has no state."""
         kept = self._good()
         if not kept:
             raise StateError(f"{self.directory}: holds no checkpoint")
@@ -174,7 +174,7 @@ class Checkpoints:
         return {"file": path.name, "sha256": packed.sha256()}
 
     def _good(self) -> list[Manifest]:
-        """The checkpoints that are whole, newest first; damaged ones are reported."""
+        """Return the valid checkpoints, newest first; damaged ones are added to `warnings`."""
         if self._kept is not None:
             return self._kept
         good: list[Manifest] = []
@@ -216,7 +216,7 @@ class Checkpoints:
         return manifest
 
     def _read(self, entry: dict[str, Any], checked: set[str]) -> None:
-        """Read a file to see whether it is whole, unless another checkpoint made us do so."""
+        """Check the digest of a file once."""
         if entry["sha256"] not in checked:
             codec.read(self.directory / entry["file"], entry["sha256"])
             checked.add(entry["sha256"])
@@ -238,7 +238,7 @@ class Checkpoints:
         return None if directory is None else os.path.relpath(directory, self.directory)
 
     def _sweep(self) -> None:
-        """Remove every file of ours that no kept checkpoint names, manifests first."""
+        """Remove the files that no kept checkpoint references, manifests first."""
         named: set[str] = set().union(*(manifest.names() for manifest in self._kept or []))
         ours = (name for name in files.names(self.directory) if OWN_NAME.fullmatch(name))
         for name in sorted(ours, key=lambda name: not name.endswith(".json")):
@@ -360,7 +360,7 @@ class Manifest(NamedTuple):
     format: int = FORMAT
 
     def names(self) -> set[str]:
-        """Every file that this checkpoint needs."""
+        """Return all files of this checkpoint."""
         return {manifest_name(self.round), self.server["file"]} | {p["file"] for p in self.parts}
 
 

@@ -1,22 +1,22 @@
-"""Live diagnostics of primal-dual runs: how far from optimality, and an early word when it breaks.
+"""Diagnostics of primal-dual runs: distance from optimality, and warnings of divergence.
 
 With L = sum_i a_i [f_i(w_i) + <y_i, w_i - theta> + (penalty/2) ||w_i - theta||²] + g(theta), a
 stationary point is where  grad f_i(w_i) + y_i = 0,  w_i = theta  and  sum_i a_i y_i lies in the
-subdifferential of g at theta.  A look measures
+subdifferential of g at theta.  A measurement contains
 
     stationarity   root mean square of ||grad f_i(w_i) + y_i||
     consensus      root mean square of ||w_i - theta||
-    dual_sum       ||theta - prox_g(theta + sum_i a_i y_i)||              everybody only
+    dual_sum       ||theta - prox_g(theta + sum_i a_i y_i)||              all clients only
     kkt_residual   the root of the sum of their squares
     dual_norm      the mean of ||y_i||, and dual_norm_max the largest
-    lagrangian     L above                                                everybody only
+    lagrangian     L above                                                all clients only
     mean_drift     the distance of the server's mean from that of what clients sent of their
-                   w_i + y_i/penalty: zero, or what noise has added up to;  everybody only
-    gong_v         V/n of Gong et al. (7), `optimality_measure`; everybody, g = 0, equal weights
-    dual_value     D(y) of Wang et al. (8), see `duality`                    on request, everybody
-    duality_gap    F(theta) - D(y), which bounds F(theta) - F*            on request, everybody
+                   w_i + y_i/penalty: zero, or what noise has added up to;  all clients only
+    gong_v         V/n of Gong et al. (7), `optimality_measure`; all clients, g = 0, equal weights
+    dual_value     D(y) of Wang et al. (8), see `duality`                    on request, all clients
+    duality_gap    F(theta) - D(y), which bounds F(theta) - F*            on request, all clients
 
-A look at some clients costs one pass over their data; sums over everybody are left out then.
+A measurement of some clients costs one pass over their data, and omits sums over all clients.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ LOST_MEAN = 1e-3
 
 
 class Look(NamedTuple):
-    """One client's part of a look."""
+    """State of one client in a measurement."""
 
     client: int
     weight: float
     own: PrimalDual
     gradient: Tensor
     unsent: Tensor | float = 0.0
-    """What the stages of the upload have cut away of its w_i + y_i/penalty so far."""
+    """Accumulated compression error of w_i + y_i/penalty."""
 
 
 def look_at(job: Job, store: ClientStateStore, client: int) -> Look:
-    """The client's model, dual and gradient as they are now."""
+    """Return the client's current model, dual and gradient."""
     record = client_record(job, store, client)
     assert isinstance(job.algorithm, PrimalDualStates)
     own = job.algorithm.primal_dual(record.state)
@@ -84,7 +84,7 @@ def has_gongs_measure(problem: Problem) -> bool:
 
 
 def optimality_measure(looks: Iterable[Look], theta: Tensor) -> float:
-    """V/n of Gong et al. (7) from a look at everybody; it needs neither L nor F*.
+    """Return V/n of Gong et al. (7) from all clients; it requires neither L nor F*.
 
     V = ||grad_theta L||² + sum_i ||grad_{w_i} L||² + ||w_i - theta||², with the Lagrangian
     L = sum_i f_i(w_i) + <y_i, w_i - theta> + (penalty/2) ||w_i - theta||².  It is zero exactly at
@@ -147,7 +147,7 @@ class Diagnostics(Callback):
 
 @dataclass(frozen=True)
 class _Examiner:
-    """Looks at the clients of one run."""
+    """Measures the clients of one run."""
 
     job: Job
     store: ClientStateStore
@@ -172,7 +172,7 @@ class _Examiner:
     def measured(
         self, report: RoundReport, note: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The next note, and what a look finds."""
+        """Return the next note, and the entries of a measurement."""
         theta = self.job.algorithm.global_params(report.state.server)
         chosen = self._chosen(report.state.round)
         looks = [look_at(self.job, self.store, client) for client in chosen]
@@ -200,7 +200,7 @@ class _Examiner:
         return sorted(int(i) for i in draws.choice(count, asked, replace=False))
 
     def _sums(self, looks: Sequence[Look], theta: Tensor, server: Any) -> dict[str, Any]:
-        """What only everybody together can tell."""
+        """Return the quantities that are sums over all clients."""
         duals, means = torch.zeros_like(theta), torch.zeros_like(theta)
         lagrangian = float(self.job.problem.regularizer.value(theta))
         for look in looks:
@@ -223,7 +223,7 @@ class _Examiner:
         return sums if tracked is None else sums | {"mean_drift": _norm(tracked - means)}
 
     def _cause(self, looks: Sequence[Look], theta: Tensor, report: RoundReport) -> str:
-        """The most likely reason, from the curvature that the clients' models meet."""
+        """Return the most likely cause, from the curvature along the clients' models."""
         index = report.state.round - 1
         share = sum(self.job.problem.weight(info.client) for info in report.infos)
         method = self.job.algorithm
@@ -250,7 +250,7 @@ class _Examiner:
         return "likely cause: local solves are too inexact; give them more epochs"
 
     def _steepest(self, looks: Sequence[Look], theta: Tensor) -> tuple[Look, float]:
-        """The largest curvature found: along each client's way from theta, or L if it is known."""
+        """Return the largest curvature between theta and the clients' models, or L if known."""
         found = [(_curvature(self.job, look, theta), place) for place, look in enumerate(looks)]
         curvature, place = max(found)
         known = self.job.problem.facts.smoothness
@@ -277,7 +277,7 @@ def _residuals(looks: Sequence[Look], theta: Tensor) -> dict[str, Any]:
 def _warnings(
     entries: dict[str, Any], note: dict[str, Any], theta: Tensor, everybody_seen: bool, exact: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """What went wrong since the last look, each kind once, and the next note."""
+    """Return new warnings, each kind once per run, and the next note."""
     warned, found = list(note["warned"]), []
 
     def warn(kind: str, sentence: str) -> None:
@@ -332,7 +332,7 @@ class Duality(NamedTuple):
 
 
 def check_conjugate(objective: Objective) -> None:
-    """Refuse an objective whose conjugate has no closed form here."""
+    """Reject an objective without a closed-form conjugate."""
     if not isinstance(objective, QuadraticObjective):
         raise CompatibilityError(
             "duality: the dual value needs losses with a known conjugate, but the clients' are "

@@ -216,7 +216,7 @@ def simulate(
 
 
 class _TimedRecords:
-    """Client records whose reading and writing a watch counts."""
+    """Client records with measured times of reading and writing."""
 
     def __init__(self, store: ClientStateStore, watch: Stopwatch) -> None:
         self._store = store
@@ -228,12 +228,12 @@ class _TimedRecords:
 
 
 def _summary(ending: Ending, result: Result | None) -> dict[str, Any]:
-    """What callbacks learn at the end of a run that nothing is written about."""
+    """Return the default summary for callbacks."""
     return {"code": ending.code, "status": ending.sentence}
 
 
 def first_vector(chosen: Experiment, problem: Problem) -> Tensor:
-    """The problem's start vector in the chosen precision, on the chosen device."""
+    """Return the problem's initial vector in the chosen precision, on the chosen device."""
     vector = problem.start(chosen.seed)
     dtype = vector.dtype if chosen.precision is None else getattr(torch, chosen.precision)
     try:
@@ -264,7 +264,7 @@ def make_job(run: ResolvedExperiment, problem: Problem, initial: Tensor) -> Job:
 def _default_store(
     chosen: Experiment, checkpoints: Checkpoints | MemoryCheckpoints | None, resume: bool
 ) -> ClientStateStore:
-    """In memory, or on disk where a resume finds it."""
+    """Return the store of the experiment; on disk it is next to the checkpoints."""
     if chosen.store.name == "memory":
         return MemoryStore()
     primal = None if chosen.store.primal == "same" else getattr(torch, chosen.store.primal)
@@ -448,7 +448,7 @@ def _without_length(solver: LocalSolver | None, suggested: float | None = None) 
 
 
 def check_initial(initial: object, num_parameters: int) -> None:
-    """Refuse a start vector of the wrong kind, before anything is converted to its precision."""
+    """Reject an invalid initial vector before the problem is converted to its precision."""
     if not isinstance(initial, Tensor):
         raise ParameterError(
             f"simulate: initial is a {type(initial).__name__}, but must be a torch.Tensor"

@@ -19,11 +19,11 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.core.objectives.networks import Network, compile_network
 
 _BOUND: WeakValueDictionary[int, FlatModule] = WeakValueDictionary()
-"""The vector of every module that has one, by the module's id; it ends with the vector."""
+"""Flat vectors of modules, by the module's id."""
 
 
 class Slot(NamedTuple):
-    """Where one parameter lives in the flat vector."""
+    """Position of a parameter in the flat vector."""
 
     name: str
     shape: torch.Size
@@ -74,7 +74,7 @@ class FlatModule:
         self.convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._networks: dict[object, Network | None] = {}
         self.fitting: dict[object, tuple[int, object]] = {}
-        """The kinds of samples that the module has taken, and its number of scores for them."""
+        """Kinds of samples that the module has processed, and its number of scores."""
         (dtype, device) = kinds.pop()
         self._bind(trainable, dtype, device)
         self._moving = tuple(_moving(module))
@@ -83,7 +83,7 @@ class FlatModule:
 
     @classmethod
     def of(cls, module: FlatModule | nn.Module) -> FlatModule:
-        """The one vector of a module: made when it is first asked for, shared afterwards.
+        """Return the flat vector of a module, which is created once and shared.
 
         A second vector would take the parameters away from the first.
         """
@@ -125,19 +125,19 @@ class FlatModule:
             self.module.train(training)
 
     def load(self, params: Tensor) -> Tensor:
-        """Copy a vector into the module and return the live buffer."""
+        """Copy a vector into the module and return the buffer."""
         if params.data_ptr() != self.vector.data_ptr():
             self.vector.copy_(params)
         return self.vector
 
     def network(self, loss: object) -> Network | None:
-        """The hand-written passes of this module with a loss, or None when it has none."""
+        """Return the hand-written network of this module with a loss, or None."""
         if loss not in self._networks:
             self._networks[loss] = compile_network(self.module, loss)
         return self._networks[loss]
 
     def views(self, params: Tensor) -> dict[str, Tensor]:
-        """The vector cut into named, shaped views, for `torch.func.functional_call`."""
+        """Return the vector as named views of the parameters, for `torch.func.functional_call`."""
         return {s.name: params[s.begin : s.end].view(s.shape) for s in self.slots}
 
     @property
@@ -150,7 +150,7 @@ class FlatModule:
         return ", ".join(sorted(mixing)) or None
 
     def buffers(self) -> Tensor | None:
-        """What training moves besides parameters (BatchNorm statistics) as one vector, or None.
+        """Return the BatchNorm statistics and other trained buffers as one vector, or None.
 
         A BatchNorm with `momentum=None` weighs a batch by the number of batches so far, so that
         number is one of its statistics: it stays with its client or is averaged as they are.
@@ -169,7 +169,7 @@ class FlatModule:
         return None if now is None or self._first_buffers is None else self._first_buffers.to(now)
 
     def load_buffers(self, values: Tensor) -> None:
-        """Set the buffers from one vector; the mean of several counts becomes a whole number."""
+        """Set the buffers from one vector; integer buffers are rounded."""
         offset = 0
         for buffer in self._moving_buffers():
             part = values[offset : offset + buffer.numel()].view_as(buffer)
@@ -181,7 +181,7 @@ class FlatModule:
 
 
 def _moving(module: nn.Module) -> Iterator[str]:
-    """The buffers that training moves; one outside the state_dict is a constant (as of RoPE)."""
+    """Yield the names of the buffers that training changes, which are in the state_dict."""
     counts = {
         id(part.num_batches_tracked)
         for part in module.modules()

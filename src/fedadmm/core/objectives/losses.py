@@ -1,7 +1,6 @@
-"""The losses of the house: means over the samples they are given; and what a right answer is.
+"""Losses, conversion of a user's data to tensors, and checks of data against module and loss.
 
-The losses have names, so that engines can recognise them and use closed-form gradients.  What
-people hand over as data is made tensors here, and refused where module or loss cannot take it.
+Engines recognise these losses by identity and use closed-form gradients for them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from fedadmm.core.errors import DataError
 
 
 def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of one score a class."""
+    """Mean cross-entropy of one score per class."""
     return nn.functional.cross_entropy(scores, targets)
 
 
 def binary_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """The mean logistic loss of one score for two classes."""
+    """Mean logistic loss of one score for two classes."""
     flat = scores.squeeze(-1)
     return nn.functional.binary_cross_entropy_with_logits(flat, targets.to(flat.dtype))
 
@@ -45,7 +44,7 @@ class Weighted:
     """Whether the targets are numbers of classes."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean of weight times loss."""
+        """Return the mean of weight times loss."""
         own, weights = targets.unbind(-1)
         own = own.long() if self.classes else own
         samples: Tensor = torch.func.vmap(self.loss)(outputs.unsqueeze(1), own.unsqueeze(1))
@@ -53,23 +52,23 @@ class Weighted:
 
 
 def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How many samples get their class right."""
+    """Return the number of samples whose class is predicted correctly."""
     if outputs.shape[-1] == 1:
         return ((outputs.squeeze(-1) > 0) == (targets > 0)).sum()
     return (outputs.argmax(dim=-1) == targets).sum()
 
 
 _SHARES = (binary_cross_entropy, nn.functional.binary_cross_entropy_with_logits)
-"""Losses whose targets are probabilities, and which take any other number without a word."""
+"""Losses whose targets are probabilities, and which do not check this."""
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
-"""What torch, and code on top of it, raises about tensors that do not fit."""
+"""Exceptions of torch for tensors of the wrong shape or type."""
 
 Samples = tuple[Tensor, Tensor]
 """Inputs and their targets."""
 
 
 def as_tensor(owner: object, field: str, value: object) -> Tensor:
-    """A tensor as it is, and an array or nested lists of numbers as a tensor."""
+    """Convert an array or nested lists of numbers to a tensor."""
     if isinstance(value, Tensor):
         return value
     name = type(owner).__name__
@@ -122,7 +121,7 @@ def check_fit(
 
 
 def check_classes(owner: object, loss: Callable[..., Tensor], targets: Tensor, scores: int) -> None:
-    """Refuse classes that a module with this many scores, or the loss, does not have."""
+    """Reject classes beyond the number of scores, or that the loss does not support."""
     name = type(owner).__name__
     if scores > 1:
         _check_range(name, targets, scores - 1, f"the module has {scores} outputs")
@@ -139,7 +138,7 @@ def _check_range(name: str, targets: Tensor, most: int, why: str) -> None:
 
 
 def _kind(tensor: object) -> str:
-    """The shape and the type of one sample."""
+    """Return the shape and the type of one sample."""
     if not isinstance(tensor, Tensor):
         return f"the kind {type(tensor).__name__}"
     kind = str(tensor.dtype).removeprefix("torch.")
@@ -147,5 +146,5 @@ def _kind(tensor: object) -> str:
 
 
 def reason(error: Exception) -> str:
-    """The first line of what an error says."""
+    """Return the first line of an error's message."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]

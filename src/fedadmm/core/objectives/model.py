@@ -1,4 +1,4 @@
-"""Any module with a loss and one client's data as a local objective f_i on flat vectors."""
+"""Objectives of PyTorch modules with a loss and tensors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fedadmm.core.objectives.losses import (
 from fedadmm.core.objectives.networks import Network
 
 EVALUATION_SAMPLES = 2048
-"""At most this many samples per forward pass when a loss over all data is wanted."""
+"""Largest number of samples in a forward pass of an evaluation."""
 _FEWEST_SAMPLES, _VALUES = 128, 2**17
 
 
 def evaluation_parts(inputs: Tensor) -> list[slice]:
-    """The samples in turns; the turns bound memory and time, not the result.
+    """Return slices of the samples, which bound the memory of an evaluation.
 
     Large samples need fewer: the activations of a CNN for 2,048 images are so large that the C
     library requests new pages from the system every time, which takes nearly as long as the CNN.
@@ -42,7 +42,7 @@ def evaluation_parts(inputs: Tensor) -> list[slice]:
 
 
 def prepared(inputs: Tensor, prepare: Prepare | None, flat: FlatModule) -> Tensor:
-    """Stored samples as a module wants them: in its precision, images in the faster layout."""
+    """Return stored samples in the module's precision, and images in the faster layout."""
     if prepare is not None:
         inputs = prepare(inputs)
     if inputs.is_floating_point():
@@ -53,7 +53,7 @@ def prepared(inputs: Tensor, prepare: Prepare | None, flat: FlatModule) -> Tenso
 
 
 def samples_are_mixed(by: str) -> str:
-    """Why the samples of a model have no gradients of their own."""
+    """Return why a model has no per-sample gradients."""
     return (
         f"the model has {by}, through which samples act on each other, but must have none; use "
         "GroupNorm or LayerNorm"
@@ -65,7 +65,7 @@ Prepare = Callable[[Tensor], Tensor]
 
 
 class ModuleObjective(Objective):
-    """What all objectives over a module share: its flat vector, and its two modes."""
+    """Base class of objectives with a module."""
 
     flat: FlatModule
 
@@ -112,7 +112,7 @@ class ModuleObjective(Objective):
 
     @abstractmethod
     def _try_a_sample(self) -> None:
-        """A forward pass over one sample."""
+        """Make a forward pass with one sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +204,7 @@ class ModelObjective(ModuleObjective):
         return self._measured(params, count=True)
 
     def _measured(self, params: Tensor, count: bool) -> tuple[Tensor, int]:
-        """The mean loss over all samples, in evaluation mode, and how many classes are right."""
+        """Return the mean loss over all samples in evaluation mode, and the correct classes."""
         self.flat.load(params)
         self._switch(training=False)
         total, correct = torch.zeros((), dtype=params.dtype, device=params.device), 0
@@ -341,5 +341,5 @@ class ModelObjective(ModuleObjective):
         return replace(self, module=self.flat, inputs=inputs, targets=targets)
 
     def prepared(self, inputs: Tensor) -> Tensor:
-        """Stored samples as the module wants them."""
+        """Return stored samples as inputs of the module."""
         return prepared(inputs, self.prepare, self.flat)

@@ -24,10 +24,10 @@ from fedadmm.core.stopping import Progress, StoppingRule
 
 
 class _Work(NamedTuple):
-    """What one client has to do."""
+    """Local work of one client."""
 
     place: int
-    """Its position in the results."""
+    """Position of the client in the results."""
     client: int
     key: Key
     size: int
@@ -35,13 +35,13 @@ class _Work(NamedTuple):
     budget: int
 
     def samples(self, steps: int, batch_size: int | None) -> int:
-        """The samples of this many steps."""
+        """Return the number of samples in this many steps."""
         epochs, rest = divmod(steps, self.per_epoch)
         return epochs * self.size + min(rest * (batch_size or 0), self.size)
 
 
 class Descent:
-    """Clients at work, and the results of those that have finished.
+    """Active clients of a stack, and the results of those that have finished.
 
     The clients of a stack come in order of falling size.
     """
@@ -97,7 +97,7 @@ class Descent:
         self._memory: tuple[Tensor, ...] | None = None
 
     def run(self) -> tuple[LocalResult, list[SolveInfo]]:
-        """Make steps until the stopping rule or the budget has ended every client's solve."""
+        """Make steps until the stopping rule or the budget ends every client's solve."""
         epoch = 0
         while self._end_finished(epoch):
             self._run_epoch(epoch)
@@ -116,7 +116,7 @@ class Descent:
         return result._replace(memory=self._memory), infos
 
     def _end_finished(self, epoch: int) -> bool:
-        """Let those leave that met the rule or spent their budget; whether anybody stays."""
+        """Remove finished clients, and return whether clients are left."""
         stays, gone = list[int](), list[int]()
         for index, (work, met) in enumerate(zip(self._work, self._ask(), strict=True)):
             made = epoch * work.per_epoch
@@ -129,7 +129,7 @@ class Descent:
         return bool(stays)
 
     def _keep_results(self, gone: list[int]) -> None:
-        """Put what those have who leave into its place."""
+        """Store the results of finished clients at their positions."""
         places, memory = [self._work[index].place for index in gone], self._stepper.memory
         if places == list(range(len(self._all))):  # everybody, in order
             self._params, self._gradient_sums = self._stepper.params.clone(), self._gradient_sum
@@ -145,7 +145,7 @@ class Descent:
             self._gradient_sums[places] = self._gradient_sum[gone]
 
     def _ask(self) -> list[bool]:
-        """The stopping rule's answers."""
+        """Return for each active client whether its stopping rule is met."""
         if not self._stop.needs_gradient:
             return [False] * len(self._work)
         self._arrange([work.size for work in self._work])
@@ -171,7 +171,7 @@ class Descent:
         return reached
 
     def _run_epoch(self, epoch: int) -> None:
-        """One pass over the data of everybody at work, or what their budgets leave of it."""
+        """Make one pass over the data of all active clients, within their budgets."""
         size, objectives = self._batch_size, self._loss.objectives
         if size is None or (size >= max(objectives.sizes) and not objectives.draws_samples):
             self._arrange([work.size for work in self._work])
@@ -192,7 +192,7 @@ class Descent:
             (self._gradient_sum if whole else self._gradient_sum[:clients]).add_(gradient)
 
     def _arrange(self, amounts: list[int]) -> list[int]:
-        """Put the clients in order of falling amounts."""
+        """Sort the active clients by decreasing amounts."""
         if any(a < b for a, b in itertools.pairwise(amounts)):
             order = sorted(range(len(amounts)), key=lambda index: -amounts[index])
             self._keep(order)
@@ -200,7 +200,7 @@ class Descent:
         return amounts
 
     def _keep(self, order: list[int]) -> None:
-        """Keep the given clients, in the given order."""
+        """Restrict the active clients to the given ones, in the given order."""
         index = torch.tensor(order, device=self._params.device)
         self._work = [self._work[position] for position in order]
         objectives = self._loss.objectives.select(order)
@@ -214,7 +214,7 @@ class Descent:
             self._own = self._own[index]
 
     def _mean_gradient(self) -> Tensor | None:
-        """The mean of the gradients that the steps used; the one at the start without steps."""
+        """Return the mean gradient of all steps, or the gradient at the start without steps."""
         if self._gradient_sums is None:
             return None
         start = self._first.problem.start

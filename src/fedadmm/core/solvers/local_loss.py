@@ -1,4 +1,4 @@
-"""The local problem as a function: what is measured of it, and what its own terms do in a step."""
+"""The local problem as a function: values, gradients, and the steps along its other terms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedadmm.core.rng import Key
 
 
 class Objectives(ABC):
-    """The f_i that one solve works on: one client's, of vectors (D,), or a stack's, of (K, D)."""
+    """The objectives of a solve: of one client with vectors (D,), or of a stack with (K, D)."""
 
     draws_samples: ClassVar[bool] = False
     """Whether even a step that could take all samples draws them, as `batches` does."""
@@ -25,10 +25,10 @@ class Objectives(ABC):
 
     @abstractmethod
     def gradient(self, params: Tensor, samples: Any = None) -> Tensor:
-        """The gradients over a mini-batch of `batches`, or over all data; maybe in a buffer."""
+        """Return the gradients over a mini-batch, or over all data; can be a buffer."""
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
-        """The gradients over all data, for measuring."""
+        """Return the gradients over all data, for stopping rules."""
         return self.gradient(params)
 
     def probe(self, params: Tensor, samples: Any = None) -> Tensor:
@@ -36,7 +36,7 @@ class Objectives(ABC):
         return self.gradient(params, samples)
 
     def workspace(self, params: Tensor) -> Tensor:
-        """A copy of `params` that a stepper may change in place and take gradients at."""
+        """Return a copy of `params` that a stepper may modify and pass to `gradient`."""
         return params.clone()
 
     @abstractmethod
@@ -61,16 +61,16 @@ class Objectives(ABC):
 
     @abstractmethod
     def select(self, clients: Sequence[int]) -> Objectives:
-        """Some of the clients, in the given order."""
+        """Return the objectives of some clients, in the given order."""
 
 
 class Stepper(ABC):
-    """One solver at work on a local problem, or on those of a stack."""
+    """State of a solver for one local problem, or for those of a stack."""
 
     @property
     @abstractmethod
     def params(self) -> Tensor:
-        """The current iterate, live or as a copy."""
+        """Current iterate; can be a buffer."""
 
     @abstractmethod
     def step(self, samples: Any) -> Tensor | None:
@@ -78,7 +78,7 @@ class Stepper(ABC):
 
     @property
     def memory(self) -> tuple[Tensor, ...] | None:
-        """What the solver keeps of its clients for the next round, if anything."""
+        """The solver's state for the clients' next round, or None."""
         return None
 
     def select(self, clients: Tensor | slice) -> Stepper:
@@ -89,7 +89,7 @@ class Stepper(ABC):
         return self
 
     def passes(self, stepped: float) -> float:
-        """The gradients evaluated so far by a client, in passes, after steps over this many."""
+        """Return the gradient evaluations in passes, after steps over `stepped` passes."""
         return stepped
 
 
@@ -126,18 +126,18 @@ class LocalLoss:
         return self.problem.centre - self.problem.linear / self.weight
 
     def gradient(self, params: Tensor) -> Tensor:
-        """The gradient of L over all data as a new tensor, for measuring."""
+        """Return the gradient of L over all data as a new tensor."""
         return self.complete(params, self.objectives.evaluation_gradient(params))
 
     def complete(self, params: Tensor, gradient: Tensor) -> Tensor:
-        """From the gradient of f_i to the gradient of L, as a new tensor."""
+        """Return the gradient of L from that of f_i, as a new tensor."""
         if _is_zero(self.weight):
             return gradient.clone() if self.offset is None else gradient + self.offset
         total = gradient + self.weight * params
         return total if self.offset is None else total.add_(self.offset)
 
     def complete_value(self, params: Tensor, value: Tensor) -> Tensor:
-        """From f_i to L, up to the constant (weight/2) ||centre||^2."""
+        """Return L from f_i, up to the constant (weight/2) ||centre||^2."""
         if self.offset is not None:
             value = value + (self.offset * params).sum()
         return value + (self.weight * params.square()).sum() / 2
@@ -148,7 +148,7 @@ def _is_zero(weight: Tensor | float) -> bool:
 
 
 class OwnTerms(NamedTuple):
-    """What the terms of the local problem beside f_i do in one gradient step.
+    """Effect of the terms of the local problem other than f_i on a gradient step.
 
     With a quadratic term w moves by `rate` = lr * weight of the way to `target`, where the terms
     are stationary; with a linear term alone it moves by -`shift`.
@@ -160,21 +160,21 @@ class OwnTerms(NamedTuple):
 
     @classmethod
     def of(cls, loss: LocalLoss, lr: Tensor | float) -> OwnTerms | None:
-        """The terms of a local problem, or None when there are none."""
+        """Return the terms of a local problem other than f_i, or None without any."""
         if loss.target is not None:
             return cls(lr * loss.weight, loss.target, None)
         linear = loss.problem.linear
         return None if linear is None else cls(0.0, None, lr * linear)
 
     def pull(self, part: Tensor, begin: int, end: int) -> None:
-        """Move the parameters [begin, end) in place."""
+        """Apply the step to the parameters [begin, end) in place."""
         if self.target is not None:
             part.lerp_(self.target[..., begin:end], self.rate)
         elif self.shift is not None:
             part.sub_(self.shift[..., begin:end])
 
     def step(self, params: Tensor) -> Tensor:
-        """How far the terms push `params` back: lr times their gradient."""
+        """Return the step along the terms: lr times their gradient."""
         if self.target is not None:
             return self.rate * (params - self.target)
         assert self.shift is not None
@@ -182,7 +182,7 @@ class OwnTerms(NamedTuple):
 
 
 class OneObjective(Objectives):
-    """One client's objective in the role of a stack's: its vectors have no client dimension."""
+    """The objective of one client, whose vectors have no client dimension."""
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
@@ -224,7 +224,7 @@ class OneObjective(Objectives):
 
 
 class _OwnStepper(Stepper):
-    """Plain SGD by the objective's `descend`."""
+    """Plain SGD steps by the objective's `descend`."""
 
     def __init__(self, objective: Objective, loss: LocalLoss, lr: float) -> None:
         terms = OwnTerms.of(loss, lr)

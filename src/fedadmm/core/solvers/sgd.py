@@ -117,16 +117,16 @@ class ProximalStepper(Stepper):
 
 
 class _Dual(NamedTuple):
-    """The dual state, where gradients are taken, and how far the gradients so far have moved it."""
+    """Dual vector, model, and accumulated step sizes."""
 
     z: Tensor
     model: Tensor
     lr: Tensor | float
     velocity: Tensor
     reach: Tensor
-    """The sum of the weights of all gradients since the method began."""
+    """Sum of the step sizes of all gradients since the start of the run."""
     pace: Tensor
-    """How much the last step added to it."""
+    """Increase by the last step."""
 
 
 class DualAveragingStepper(GradientStepper):
@@ -175,14 +175,14 @@ def _prox(regularizer: Regularizer, params: Tensor, step: Tensor | float) -> Ten
 
 
 class IterativeSolver(LocalSolver):
-    """A solver that makes steps until its stopping rule or its budget ends it."""
+    """Base class of solvers that make steps until the stopping rule or the budget ends."""
 
     stacks: ClassVar[bool] = False
     """Whether its steppers work on a stack of clients too."""
 
     @abstractmethod
     def stepper(self, loss: LocalLoss, context: SolveContext) -> Stepper:
-        """The solver at work on a local problem."""
+        """Return the state of the solver for a local problem."""
 
     def solve(
         self,
@@ -239,7 +239,7 @@ class RatedSolver(IterativeSolver):
         return at(self.lr, 0, client) * steps
 
     def rate(self, loss: LocalLoss, context: SolveContext) -> Tensor | float:
-        """The learning rate of all who work, or a column of a stack's own ones."""
+        """Return the learning rate, or a column with one per client of a stack."""
         start = loss.problem.start
         if isinstance(self.lr, Sequence) and start.ndim == 2:
             return of_clients(self.lr, context.clients, start[:, :1])

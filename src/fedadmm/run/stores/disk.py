@@ -31,9 +31,9 @@ from fedadmm.run.stores.records import Layout, SnapshotStore
 from fedadmm.run.stores.segments import NOWHERE, Place, Segments
 
 PART_CLIENTS = 100_000
-"""How many clients one part of a checkpoint names."""
+"""Number of clients in one part of a checkpoint."""
 SEGMENT_BYTES = 64 * 2**20
-"""A segment of this size gets no more records."""
+"""Size of a segment, in bytes, from which on no records are appended."""
 SPARE_SEGMENTS = 4
 """Records move when the segments hold twice what is needed, and this many segments besides."""
 
@@ -89,7 +89,7 @@ class DiskStore(SnapshotStore):
 
     @classmethod
     def temporary(cls, **options: int | torch.dtype | None) -> DiskStore:
-        """A store whose folder goes when the store does."""
+        """Return a store in a temporary folder, which is removed with it."""
         directory = Path(tempfile.mkdtemp(prefix="fedadmm-"))
         store = cls(directory, **options)  # type: ignore[arg-type]
         weakref.finalize(store, shutil.rmtree, directory, ignore_errors=True)
@@ -125,7 +125,7 @@ class DiskStore(SnapshotStore):
 
     @property
     def cached_bytes(self) -> int:
-        """How much memory recently used records take."""
+        """Bytes of recently used records in memory."""
         return self._reader().cached_bytes
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class DiskStore(SnapshotStore):
         return None if place is None else self._reader().read(place)
 
     def commit(self, client: int, record: ClientRecord, round_index: int) -> None:
-        """Keep a record: write it, then forget the one that it replaces."""
+        """Write a record, then release the one that it replaces."""
         segment = self._opened()
         try:
             place = self._reader().write(segment, self._sizes[segment], client, record)
@@ -152,7 +152,7 @@ class DiskStore(SnapshotStore):
         self._reader().forget(old)
 
     def place(self, client: int) -> Place | None:
-        """Where the client's record is, for readers in other processes."""
+        """Return the location of a client's record, for other processes."""
         return self._current.get(client)
 
     def new_segment(self) -> int:
@@ -168,7 +168,7 @@ class DiskStore(SnapshotStore):
         self.restore((), ())
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """Read these records into the cache, in a thread, while others compute."""
+        """Read these records into the cache in a background thread."""
         if self._prefetching is not None:
             self._prefetching.join()
         wanted = [self._current[client] for client in clients if client in self._current]
@@ -177,7 +177,7 @@ class DiskStore(SnapshotStore):
             self._prefetching.start()
 
     def mark(self) -> None:
-        """Remember this point; records that it needs stay until the next mark."""
+        """Mark the current state; its records are kept until the next mark."""
         before, self._marked = self._marked, {}
         for place in (before or {}).values():
             self._release(place)
@@ -242,7 +242,7 @@ class DiskStore(SnapshotStore):
                 return
 
     def _put(self, client: int, place: Place) -> None:
-        """Let a client's record be at a place."""
+        """Set the location of a client's record."""
         old = self._current.get(client)
         self._current[client] = place
         self._changed.add(client)
@@ -273,7 +273,7 @@ class DiskStore(SnapshotStore):
             files.remove(segments.path_of(self.directory, number))
 
     def _opened(self) -> int:
-        """The segment that takes the next record."""
+        """Return the segment for the next record."""
         if self._open is not None and self._sizes[self._open] >= SEGMENT_BYTES:
             self._close()
             self._move_up()

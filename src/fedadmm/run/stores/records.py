@@ -1,4 +1,4 @@
-"""What a store of client state does, the one in memory, and records as named tensors."""
+"""Base class of stores, the store in memory, and records as named tensors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedadmm.core.messages import ClientRecord, ClientStateStore
 from fedadmm.run.client import Job, record_layout
 
 PART_BYTES = 64 * 2**20
-"""How much of a checkpoint is gathered in memory before it is written."""
+"""Bytes of a checkpoint that are collected in memory before they are written."""
 
 
 class SnapshotStore(ABC):
-    """A `ClientStateStore` that checkpoints can hold."""
+    """Base class of stores that can be part of checkpoints."""
 
     kind: ClassVar[str]
     """Says what the parts are: only a store of this kind can restore them."""
@@ -72,7 +72,7 @@ class StoredStates(Mapping[int, Any]):
         self._store = store
 
     def record(self, client: int) -> ClientRecord | None:
-        """All that is kept of a client; None if it has not taken part."""
+        """Return the record of a client, or None if it has not participated."""
         return trees.clone(self._store.get(client))
 
     def __getitem__(self, client: int) -> Any:
@@ -89,7 +89,7 @@ class StoredStates(Mapping[int, Any]):
 
 
 class Layout(NamedTuple):
-    """How the records of a run look: a template, and the name of the client's own model in it."""
+    """Structure of records: a template, and the name of the tensor that is the local model."""
 
     template: ClientRecord
     primal: str | None
@@ -205,10 +205,10 @@ class MemoryStore(SnapshotStore):
         self._before = None
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """Everything is here already."""
+        """Do nothing, as all records are in memory."""
 
     def mark(self) -> None:
-        """Remember this point; from now on `commit` keeps what it replaces, until the next mark."""
+        """Mark the current state; `commit` keeps replaced records until the next mark."""
         self._before = {}
 
     def undo(self) -> None:
