@@ -36,7 +36,7 @@ def local(
     rounds: options.Rounds = None,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, and authenticate nodes.")] = False,
     asynchronous: Annotated[
-        bool, typer.Option("--asynchronous", help="Fold every reply as it arrives.")
+        bool, typer.Option("--asynchronous", help="Aggregate every update as it arrives.")
     ] = False,
     ledger: Annotated[
         bool | None,
@@ -51,7 +51,7 @@ def local(
     report: options.Report = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Start a SuperLink and SuperNodes on this machine, run CONFIG, take everything down.
+    """Start a SuperLink and SuperNodes on this machine, run CONFIG, stop everything.
 
     CONFIG is hospitals by default, and with --resume --out DIR that of DIR, with its network.  With
     --csv every file is a site, whose columns are prepared as in `fedadmm run --csv`: from sums and
@@ -223,7 +223,7 @@ def add_site(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A project of `deploy init`.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Write the folder of one more site, and say which commands let it take part."""
+    """Write the folder of one more site, list it, and print the commands that admit it."""
     from fedadmm.flower.deploy.project import add_site as add
 
     made = add(folder)
@@ -242,7 +242,7 @@ def remove_site(
     client: Annotated[int, typer.Argument(metavar="CLIENT", help="The number of the site.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Say which commands take a site out of a federation, exactly and for good."""
+    """List a site as left, and print the commands that take out its contribution exactly."""
     from fedadmm.flower.deploy.project import remove_site as remove
 
     made = remove(folder, client)
@@ -263,7 +263,7 @@ def gateway(
         Path, typer.Option("--keys", metavar="DIR", help="Holds ca.crt, server.crt, server.key.")
     ] = Path("keys"),
 ) -> None:
-    """Let the sites' nodes reach a SuperLink, and nothing else of it be reached."""
+    """Forward the calls of the sites' nodes to a SuperLink, and nothing else."""
     from fedadmm.flower.deploy.gateway import run_gateway
 
     run_gateway(listen, superlink, keys)
@@ -305,7 +305,7 @@ def rotate_key(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="A site's folder with its key.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Give a site's node a new key; its state stays (docs: Operations)."""
+    """Create a new key for a site's node; its state stays (docs: Operations)."""
     from fedadmm.flower.deploy.keys import rotate_node_key
 
     made = rotate_node_key(site)
@@ -322,7 +322,7 @@ def identity(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Make a site's identity for masked sums, where it has none (docs: Secure aggregation).
+    """Create a site's identity for secure aggregation, unless it has one.
 
     --peer adds the line that another site's operator has passed on to SITE/peers.json.
     """
@@ -362,7 +362,7 @@ def _written(files: dict[str, Any], text: str, as_json: bool) -> None:
 
 @commands.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
-    """Say which processes of a deployment run, how far the training is, how each site does."""
+    """Show the processes of a deployment, the progress of the training, and each site."""
     from fedadmm.flower.deploy.run import look
 
     found = look(folder)
@@ -406,7 +406,7 @@ def approve(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the runs that wait for this site's approval, or allow one with the terms it shows."""
+    """Show the runs that wait for this site's approval, or approve one with the shown terms."""
     from fedadmm.cli.display import print_json
     from fedadmm.flower.site import gate
 
@@ -448,7 +448,7 @@ def ledger(state: _State, as_json: options.AsJson = False) -> None:
 
 @commands.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
 def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
-    """Take down whatever a local deployment left running; its run can be resumed."""
+    """Stop the processes that a local deployment left running; its run can be resumed."""
     from fedadmm.flower.deploy.run import take_down
 
     ended = take_down(folder)

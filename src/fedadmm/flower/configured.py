@@ -56,10 +56,10 @@ CONFIG, DEPLOYMENT = "config.toml", "deployment.toml"
 
 @checked
 class Deployment:
-    """What is decided about the network, beside the run's configuration.
+    """The network of a federation, in addition to the run's configuration.
 
     Args:
-        clients: how many nodes there are.
+        clients: the number of nodes.
         mode: as in `Federation`.
         ledger: as in `Federation`; "auto" is "disk", and "none" where only masked sums are seen.
         named: whether only registered nodes called client-0, client-1 … may take part.
@@ -143,7 +143,7 @@ def _recording(inner: ServerApp, config: Experiment, preparation: TablePreparati
 
 
 def read_deployment(path: Path) -> Deployment:
-    """What deployment.toml says."""
+    """Read a deployment.toml."""
     return from_config(Deployment, configs.table(path), title=str(path))
 
 
@@ -177,7 +177,7 @@ def federation(
 
 
 def as_it_runs(config: Experiment, problem: Problem) -> AnyAlgorithm:
-    """The algorithm, fitted to the clients' local work."""
+    """Return the algorithm with its penalties fitted to the clients' local work."""
     rule = config.local.stop
     assert rule is not None, "a resolved experiment has a stopping rule"
     return fit_penalties(
@@ -234,7 +234,7 @@ def table_sites(
 
 
 def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> Experiment:
-    """The server knows how wide the sites' rows are, and nothing else about them."""
+    """Return the experiment of the server, which has the width of the samples and no data."""
     check_clients(deployment.clients, len(apart.names))
     options = config.tree["problem"]
     weights = apart.preparation.samples if isinstance(apart, TableSites) else None
@@ -257,7 +257,7 @@ def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> E
 
 
 def node_names(clients: int) -> Sequence[str]:
-    """The registered names of the nodes."""
+    """Return the registered names of the nodes."""
     return [f"client-{client}" for client in range(clients)]
 
 
@@ -275,7 +275,7 @@ def _site(
 
 
 def alone(config: Experiment, apart: Sites, path: Any, number: int) -> Problem:
-    """One site's problem from its own file."""
+    """Return one site's problem from its own file."""
     if not isinstance(path, str):
         raise ConfigError(
             f"node-config: data is {path!r}, but must be the path of this site's file"
@@ -284,12 +284,12 @@ def alone(config: Experiment, apart: Sites, path: Any, number: int) -> Problem:
 
 
 def check(config: Experiment) -> None:
-    """Refuse what a deployment cannot do."""
+    """Raise a ConfigError for options that a deployment does not support."""
     check_deployable(config)
 
 
 def check_clients(nodes: int, clients: int) -> None:
-    """There must be one node for each client."""
+    """Raise a ConfigError unless there is one node for each client."""
     if nodes != clients:
         raise ConfigError(
             f"--clients is {nodes}, but the problem has {clients} clients; each needs a node"

@@ -1,4 +1,4 @@
-"""For Flower apps that exist already: keep your model, your data and your training loop.
+"""Use a method of the package in an existing Flower app, with its own model, data and training.
 
     # task.py, shared by both sides
     admm = DropIn(fa.FedADMM(rho=0.1), clients=10, model=Net)
@@ -10,11 +10,11 @@
     strategy = admm
     result = strategy.start(grid=grid, ...)     # unchanged
 
-What the train function has to do is what it does for FedAvg: load `arrays` into the model, make
-its steps with a torch optimiser over `model.parameters()`, and return the model's state_dict as
-an ArrayRecord.  The method's own terms, linear + weight (w - centre), are added to the gradients
-before every optimiser step.  A loop that makes no such step, or steps other parameters, is
-refused with a sentence, because the method would silently be another one.
+The train function is the same as for FedAvg: it loads `arrays` into the model, makes its steps with
+a torch optimiser over `model.parameters()`, and returns the model's state_dict as an ArrayRecord.
+The method's own terms, linear + weight (w - centre), are added to the gradients before every
+optimiser step.  A loop without such a step, or over other parameters, is an error, because the
+method would silently be another one.
 """
 
 from __future__ import annotations
@@ -59,28 +59,28 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("fedadmm")
 Next = Callable[["Message", "Context"], "Message"]
 RUNS = "fedadmm-runs"
-"""The folder in the user's home that receives runs without an absolute path of their own."""
+"""The folder in the user's home for runs whose path is not absolute."""
 
 
 class DropIn:
-    """A method of the package for a Flower app that exists already.
+    """A method of the package as the strategy and the mod of an existing Flower app.
 
     Args:
         algorithm: the method; it must not need gradients at the broadcast vector, nor the sizes of
             the local steps.
-        clients: how many nodes there are.
-        model: what makes the model that the train function loads.
+        clients: the number of nodes.
+        model: a function that returns the model which the train function loads.
         evaluate_every: call the app's evaluate function at all nodes after this many rounds each,
             and after the last one; 0 never does.
         length: learning rate * optimiser steps of one round, divided by 1 - momentum; in the mean
             over the nodes.  A penalty per work, such as FedADMM's default, is fitted to it.  The
             package does not run the train function to find it out.  A node logs a warning if its
             training differs from it by more than a factor of two.
-        policy: what nodes agree to whose own configuration does not say; by default none evaluates
-            models, because an answer is exact and for any model that the server sends.
+        policy: the policy of nodes without one of their own; by default they evaluate no model,
+            because their metrics are exact, for any model that a server sends.
         others: whether messages of other strategies reach the app's functions.  The policy of a
-            node is not applied to them: whoever can start runs then gets its trained models and
-            exact metrics.
+            node is not applied to them: everybody who can start runs then receives its trained
+            models and exact metrics.
         settings: all others are those of `Federation`, without a solver and its stopping rule: the
             app's train function is both.
     """
@@ -153,21 +153,21 @@ class DropIn:
         *,
         run_dir: str | Path | None = None,
     ) -> Result:
-        """Run, or resume, and return what Flower's own strategies return.
+        """Run or resume the federation, and return the same as Flower's own strategies.
 
         Args:
-            grid: the nodes.
-            initial_arrays: where to start; by default the model as `seed` makes it.
-            num_rounds: how many rounds.
+            grid: Flower's grid of nodes.
+            initial_arrays: the initial model; by default the one that `seed` gives.
+            num_rounds: the number of rounds.
             timeout: seconds to wait for the replies of a round; by default `patience.round`.
-            train_config: told to the train function in every message, as `config`.
+            train_config: passed to the train function in every message, as `config`.
             evaluate_config: the same for the evaluate function.
             evaluate_fn: called with the round and the model, before the first round and after
-                every one; its metrics stand in the record.
+                every one; its metrics are part of the record.
             run_dir: the run directory.  By default every run has a new one, named after the app
                 and Flower's run; a path that is not absolute begins in the folder `fedadmm-runs`
-                of the user's home, wherever Flower was started.  A run that is in it is resumed,
-                and that of another app refused.
+                of the user's home, wherever Flower was started.  A run in this folder is resumed;
+                a run of another app is an error.
         """
         from flwr.app import ArrayRecord, MetricRecord
         from flwr.serverapp.strategy import Result
@@ -228,7 +228,7 @@ class DropIn:
         return result
 
     def _identity(self, grid: Grid, train_config: ConfigRecord | None) -> dict[str, Any]:
-        """What makes a run that of this app: another one must not go on with it."""
+        """Return what identifies the app of a run, so that no other app resumes it."""
         made = self.model if callable(self.model) else type(self.model)
         name = (
             self.model if isinstance(self.model, str) else f"{made.__module__}:{made.__qualname__}"
@@ -253,7 +253,7 @@ class DropIn:
         return call_next(message, context)
 
     def _train(self, message: Message, context: Context, call_next: Next) -> Message:
-        """A task: the app's train function is the local solver."""
+        """Answer a task: the app's train function is the local solver."""
         from flwr.app import ArrayRecord, Message
 
         measured: dict[str, float] = {}
@@ -286,7 +286,7 @@ class DropIn:
         return Message(reply, reply_to=message)
 
     def _evaluate(self, message: Message, context: Context, call_next: Next) -> Message:
-        """A question: the app's evaluate function answers it."""
+        """Answer an evaluation by the app's evaluate function."""
         from flwr.app import Message
 
         content = message.content
@@ -316,7 +316,7 @@ def _unknown_length() -> float:
 
 
 def _folder(grid: Grid, run_dir: str | Path | None) -> Path:
-    """Where a run is kept, whatever folder Flower's processes were started in."""
+    """Return the run directory, whatever folder Flower's processes were started in."""
     if run_dir is None:
         app = re.sub(r"[^A-Za-z0-9_.-]+", "-", grid.run.fab_id) or "app"
         run_dir = f"{app}-{grid.run.run_id}"
@@ -324,7 +324,7 @@ def _folder(grid: Grid, run_dir: str | Path | None) -> Path:
 
 
 def _records(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> RecordDict:
-    """A message as the app's own functions know it."""
+    """Return the content of a message in the form of Flower's own strategies."""
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
     arrays = ArrayRecord({name: value.clone() for name, value in state.items()})
@@ -332,7 +332,7 @@ def _records(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> RecordDi
 
 
 def _numbers(function: str, content: RecordDict) -> dict[str, float]:
-    """The finite numbers that a function of the app returned as metrics, with plain names."""
+    """Return the finite metrics that a function of the app returned, with plain names."""
     from flwr.app import MetricRecord
 
     found = {
@@ -390,7 +390,7 @@ class Correction:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Every optimiser of this process is corrected inside."""
+        """Correct every optimiser of this process within a `with` statement."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         handle = register_optimizer_step_pre_hook(self)
@@ -402,7 +402,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class OwnLoop(LocalSolver):
-    """A local solver that is somebody's own train function."""
+    """The train function of an app as a local solver."""
 
     train: Callable[[dict[str, Tensor], int], Mapping[str, Tensor]] | None = field(
         default=None, repr=False
@@ -443,7 +443,7 @@ class OwnLoop(LocalSolver):
     def _run(
         self, flat: FlatModule, problem: LocalProblem, number: int
     ) -> tuple[Mapping[str, Tensor], Correction]:
-        """What the train function returns, and what it did."""
+        """Return the result of the train function, and the correction with its steps."""
         assert self.train is not None
         flat.load(problem.start)
         correction = Correction(flat, problem)

@@ -1,1 +1,1 @@
-"""Real processes on this machine, and projects for several machines."""
+"""Deployments: processes on this machine, and projects for several machines."""

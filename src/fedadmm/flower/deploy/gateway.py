@@ -1,9 +1,9 @@
-"""The sites' way in: what nodes say to the SuperLink passes, and nothing else does.
+"""A reverse proxy in front of the SuperLink that forwards the calls of nodes, and nothing else.
 
-A SuperLink answers nodes, operators and its own apps on one port, and asks operators for no
-password: whoever reaches that port can register keys and run code at every site.  So it listens on
-loopback only, and this listens to the world: with TLS, for the calls of nodes, each of which the
-SuperLink authenticates by the node's key.
+A SuperLink serves nodes, operators and its own apps on one port, without a password for operators:
+everybody who reaches that port can register keys and run code at every site.  So it listens on
+loopback only.  The gateway listens on all interfaces, with TLS, for the calls of nodes, each of
+which the SuperLink authenticates by the node's key.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _FOR_NODES = re.compile(r"/v1/fleet/[a-z-]+")
 _KEPT_HERE = frozenset(("host", "connection", "keep-alive", "upgrade", "authorization"))
 """Headers that concern this connection only, or that no node has to send."""
 _PATIENCE = 300.0
-"""Seconds that the SuperLink has for an answer."""
+"""Seconds to wait for an answer of the SuperLink."""
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 def gateway(superlink: str, authority: Path) -> App:
-    """An ASGI app that hands the calls of nodes on to the SuperLink."""
+    """Return an ASGI app that forwards the calls of nodes to the SuperLink."""
     import httpx
     from starlette.background import BackgroundTask
     from starlette.requests import Request

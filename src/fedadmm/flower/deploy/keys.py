@@ -1,4 +1,4 @@
-"""Certificates for TLS and keys for the nodes: made, and replaced while a deployment goes on.
+"""TLS certificates and keys of nodes: creation, and rotation while a deployment goes on.
 
 Private ones are readable by their owner only; docs/operations.md has the steps of a rotation.
 """
@@ -23,7 +23,7 @@ _DAYS = 365
 
 
 class Certificates(NamedTuple):
-    """The files of a federation's own authority and of its server."""
+    """The files of a federation's own certificate authority and of its server."""
 
     authority: Path
     """Public; every site needs it."""
@@ -34,12 +34,12 @@ class Certificates(NamedTuple):
 
     @classmethod
     def in_folder(cls, folder: Path) -> Certificates:
-        """The files under their usual names."""
+        """Return the files under their usual names in a folder."""
         return cls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, and could never be read by others."""
+    """Write a file that is readable by its owner only, from the moment it exists."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as stream:
         os.fchmod(stream.fileno(), 0o600)
@@ -47,7 +47,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) -> Certificates:
-    """A new authority and a server certificate for these host names and addresses.
+    """Create an authority and a server certificate for these host names and addresses.
 
     The authority's private key is used once and not written anywhere: to change a host, make new
     certificates and hand out the new authority.
@@ -87,7 +87,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) -> 
 
 
 def make_operator_key(path: Path) -> str:
-    """The Ed25519 key that signs an operator's tasks; returns its public half, in hexadecimal."""
+    """Create the Ed25519 key that signs an operator's tasks; return its public half in hex."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -104,7 +104,7 @@ def make_operator_key(path: Path) -> str:
 
 
 def make_node_key(path: Path) -> Path:
-    """A node's key pair: `path` is private, `path`.pub is what the server registers."""
+    """Create a node's key pair: `path` is private, `path`.pub is registered by the server."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -126,7 +126,7 @@ def make_node_key(path: Path) -> Path:
 
 
 def make_identity(site: Path) -> str:
-    """A site's identity for masked sums, where it has none yet; returns what others pin."""
+    """Create a site's identity for masked sums unless it has one; return its public half."""
     from fedadmm.core.pairwise_masks import new_identity, public_identity
 
     path = site / "identity"
@@ -137,7 +137,7 @@ def make_identity(site: Path) -> str:
 
 
 def make_identities(sites: Sequence[Path]) -> None:
-    """An identity for every site, and beside each the list of all that are public."""
+    """Create an identity for every site, and the list of all public ones in each folder."""
     listed = {str(client): make_identity(site) for client, site in enumerate(sites)}
     for site in sites:
         (site / "peers.json").write_text(json.dumps(listed, indent=1))
@@ -172,7 +172,7 @@ def _host(host: str) -> x509.GeneralName:
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: Any, days: int, *, authority: bool
 ) -> x509.CertificateBuilder:
-    """A certificate that may sign others, or a server's that may not."""
+    """Return the builder of an authority's certificate, or of a server's."""
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
@@ -197,7 +197,7 @@ NODE_KEY, NEXT, BOTH = "node-key", "next", "ca-both.crt"
 
 
 class Rotated(NamedTuple):
-    """What was written."""
+    """The files that were written."""
 
     private: Path
     public: Path
@@ -205,7 +205,7 @@ class Rotated(NamedTuple):
 
 
 def rotate_node_key(site: Path) -> Rotated:
-    """A new key pair in a site's folder; the private half replaces the old one in one step."""
+    """Create a new key pair in a site's folder; the private half is replaced atomically."""
     path = site / NODE_KEY
     if not path.is_file():
         raise ConfigError(f"SITE is '{site}', but there is no {NODE_KEY} in it")
@@ -217,10 +217,10 @@ def rotate_node_key(site: Path) -> Rotated:
 
 
 def rotate_certificates(keys: Path) -> Rotated:
-    """A new authority and a new certificate for the same hosts, in the folder `next` below.
+    """Create a new authority and certificate for the same hosts, in the subfolder `next`.
 
-    Nothing that is in use changes.  `ca-both.crt` there trusts the old authority and the new one,
-    for sites that are to notice nothing.
+    Nothing that is in use changes.  `ca-both.crt` there contains the old authority and the new one,
+    so that sites can trust both during the rotation.
     """
     now = Certificates.in_folder(keys)
     for path in now:
@@ -237,7 +237,7 @@ def rotate_certificates(keys: Path) -> Rotated:
 
 
 def _hosts(certificate: Path) -> Sequence[str]:
-    """The names and addresses that a certificate is for."""
+    """Return the host names and addresses of a certificate."""
     from cryptography import x509
 
     try:

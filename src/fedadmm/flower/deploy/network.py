@@ -19,11 +19,11 @@ from fedadmm.flower.deploy.processes import Group
 
 CONNECTION = "fedadmm"
 _START = 60.0
-"""Seconds that a process has to start listening, and a command to come back."""
+"""Seconds to wait until a process listens, and until a command ends."""
 
 
 def node_name(client: int) -> str:
-    """The registered name of a client's node."""
+    """Return the registered name of a client's node."""
     return f"client-{client}"
 
 
@@ -93,21 +93,21 @@ class LocalNetwork:
             processes.wait_for_port(self.port, group, _START)
 
     def key(self, client: int) -> Path:
-        """A node's private key; made on first use."""
+        """Return the path of a node's private key, which is created on first use."""
         path = self.folder / "keys" / node_name(client)
         if not path.exists():
             make_node_key(path)
         return path
 
     def register(self, client: int) -> None:
-        """Make a node's public key known to the SuperLink."""
+        """Register a node's public key at the SuperLink."""
         public = self.key(client).with_name(node_name(client) + ".pub")
         self.flwr(*register(str(public), CONNECTION, node_name(client))[1:])
 
     def start_node(
         self, client: int, key: Path | None = None, *, warm: bool = True, **changes: Any
     ) -> Group:
-        """Start a SuperNode; without TLS it comes without a key."""
+        """Start a SuperNode; without TLS it has no key."""
         config = {**self._nodes[client], "partition-id": client, **changes}
         security = None
         if self.certificates is not None:
@@ -121,13 +121,13 @@ class LocalNetwork:
         return self._launch("run", run(str(app.resolve()), CONNECTION, config))
 
     def runs(self) -> list[dict[str, Any]]:
-        """The runs that the SuperLink knows."""
+        """Return the runs of the SuperLink."""
         answer = json.loads(self.flwr("ls", CONNECTION, "--format", "json"))
         found: list[dict[str, Any]] = answer.get("runs", [])
         return found
 
     def flwr(self, *arguments: str) -> str:
-        """One command of Flower's own."""
+        """Run one command of Flower's own and return its output."""
         done = subprocess.run(
             ["flwr", *arguments],
             env=self._environment,
@@ -142,7 +142,7 @@ class LocalNetwork:
         return done.stdout
 
     def group(self, name: str) -> Group:
-        """A process that was started."""
+        """Return a process that was started."""
         return self._groups[name]
 
     def wait(self, group: Group, timeout: float, look: Callable[[], None] | None = None) -> None:
@@ -156,8 +156,8 @@ class LocalNetwork:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """Take everything down at once; also what a failed start left behind."""
-        # A second Ctrl-C, or a supervisor that signals a whole group, would leave the rest running.
+        """Stop all processes, including those of a failed start."""
+        # A second Ctrl-C, or a supervisor that signals the group, would leave processes running.
         with signals.ignored(*signals.END):
             for group in self._groups.values():
                 group.ask_to_end()
@@ -183,7 +183,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=-]+")
 
 
 def superlink(port: int, database: str, certificates: Certificates | None) -> list[str]:
-    """The SuperLink, which only this machine can reach: whoever reaches it commands all sites."""
+    """Return the command of the SuperLink, which is reachable from this machine only."""
     command = ["flower-superlink", "--host", LOOPBACK, "--port", str(port)]
     command += ["--database", database, "--disable-runtime-dependency-installation"]
     if certificates is None:
@@ -195,7 +195,7 @@ def superlink(port: int, database: str, certificates: Certificates | None) -> li
 
 
 def gateway(listen: str, link_port: int, keys: str) -> list[str]:
-    """What the sites reach instead of the SuperLink."""
+    """Return the command of the gateway, which the sites reach instead of the SuperLink."""
     link = f"{LOOPBACK}:{link_port}"
     return ["fedadmm", "deploy", "gateway", "--listen", listen, "--superlink", link, "--keys", keys]
 
@@ -203,7 +203,7 @@ def gateway(listen: str, link_port: int, keys: str) -> list[str]:
 def supernode(
     address: str, config: Mapping[str, Any], security: tuple[str, str] | None, *, warm: bool = True
 ) -> list[str]:
-    """A site's node; `security` is the authority to trust and the node's own key.
+    """Return the command of a site's node; `security` is the trusted authority and its key.
 
     One that is not warm is Flower's own, which starts a fresh Python for every message.
     """
@@ -223,17 +223,17 @@ def register(public_key: str, connection: str, name: str) -> list[str]:
 
 
 def run(app: str, connection: str, config: Mapping[str, Any]) -> list[str]:
-    """A run of a Flower app, which ends when the run does."""
+    """Return the command that runs a Flower app, and ends with the run."""
     return ["flwr", "run", app, connection, "--stream", "--run-config", settings(config)]
 
 
 def settings(config: Mapping[str, Any]) -> str:
-    """Keys and values as Flower's commands take them."""
+    """Return keys and values in the format of Flower's options."""
     return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
 def connection(name: str, port: int, authority: str | None) -> str:
-    """The config.toml by which `flwr` finds the SuperLink; it wants absolute paths."""
+    """Return the config.toml by which `flwr` finds the SuperLink; paths must be absolute."""
     secure = f"root-certificates = {json.dumps(authority)}" if authority else "insecure = true"
     return (
         f"[superlink]\ndefault = {json.dumps(name)}\n\n[superlink.{name}]\n"
@@ -242,7 +242,7 @@ def connection(name: str, port: int, authority: str | None) -> str:
 
 
 def shell(command: Sequence[str]) -> str:
-    """A command as a line for a shell, in which $PWD means the folder."""
+    """Return a command as a line for a shell, which expands $PWD."""
     words = [
         word if _PLAIN.fullmatch(word) else '"' + word.replace('"', '\\"') + '"' for word in command
     ]

@@ -1,8 +1,8 @@
-"""Flower's processes on this machine: started in groups of their own, taken down as groups.
+"""Process groups of Flower's programs on this machine.
 
 A SuperLink's children outlive a plain kill, and some lead a group of their own.  So every process
-that is started leads a group, what is ended is that group and all groups below it, and
-processes.json says which there are, for whoever has to clean up after a crash.
+that is started leads a group; to end it, that group and all groups below it are ended.  The file
+processes.json lists the groups, so that they can be ended after a crash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOWEST_PORT, _HIGHEST_PORT = 10_000, 32_767
 
 
 class Recorded(NamedTuple):
-    """A process group as processes.json knows it."""
+    """An entry of processes.json."""
 
     name: str
     group: int
@@ -44,7 +44,7 @@ class Recorded(NamedTuple):
 
 
 def free_ports(count: int) -> list[int]:
-    """This many ports in a row, of the loopback interface, that nobody listens on.
+    """Return this many consecutive free ports of the loopback interface.
 
     They lie below those that systems give to outgoing connections by themselves: one of these may
     go to any connection between this look and the moment in which a server listens on it, and
@@ -64,7 +64,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment in which Flower keeps to itself and finds its own programs."""
+    """Return the environment of Flower's processes: no telemetry, no installs, own home."""
     programs = str(Path(sys.executable).parent)
     named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     direct = ",".join(filter(None, (named, "127.0.0.1", "localhost")))
@@ -82,7 +82,7 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
 
 
 class Group:
-    """One process and all its descendants."""
+    """A process that leads a group, and all its descendants."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Group:
         self._family: set[int] = set()
 
     def recorded(self) -> Recorded:
-        """What processes.json says about it."""
+        """Return its entry of processes.json."""
         return Recorded(self.name, self._process.pid, self._started)
 
     def running(self) -> bool:
@@ -121,19 +121,19 @@ class Group:
         return self._process.poll()
 
     def kill(self) -> None:
-        """End everything at once, as a power cut would."""
+        """Kill all processes at once, as a power cut would."""
         for group in _family(self._process.pid):
             _signal(group, signal.SIGKILL)
         self._process.wait(GRACE)
 
     def ask_to_end(self) -> None:
-        """Ask everything to end, without waiting for it."""
+        """Send SIGTERM to all processes, without waiting."""
         self._family |= _family(self._process.pid)
         for group in self._family:
             _signal(group, signal.SIGTERM)
 
     def stop(self) -> None:
-        """Ask everything to end, then end what is left of it."""
+        """Send SIGTERM to all processes, and SIGKILL to those that remain."""
         end_group(self._process.pid, self._family)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
@@ -204,7 +204,7 @@ def end_group(group: int, known: set[int] | None = None, grace: float = GRACE) -
 
 
 def record(folder: Path, groups: Sequence[Group]) -> None:
-    """Note which groups belong to a deployment."""
+    """Write which groups belong to a deployment."""
     path = folder / PROCESSES
     document = json.dumps([group.recorded()._asdict() for group in groups], indent=1)
     files.write(path, document.encode())
@@ -217,7 +217,7 @@ def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
         raise EngineError(f"{folder}: holds no {PROCESSES}, so it is no deployment on this machine")
     try:
         found = [Recorded(**entry) for entry in json.loads(path.read_text("utf-8"))]
-        # Whoever is ended by this list must be a process group, and nobody's mother.
+        # A wrong number must not end init or another group.
         proper = all(
             type(one.group) is int and 1 < one.group < 2**31 and type(one.started) is float
             for one in found
@@ -225,7 +225,7 @@ def recorded(folder: Path) -> list[tuple[Recorded, bool]]:
     except (ValueError, TypeError, RecursionError):
         proper = False
     if not proper:
-        raise EngineError(f"{path}: is damaged, so nobody knows what runs")
+        raise EngineError(f"{path}: is damaged, so that the running processes are unknown")
     return [(one, _same(one) and _alive(one.group)) for one in found]
 
 

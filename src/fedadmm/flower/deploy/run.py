@@ -1,4 +1,4 @@
-"""`fedadmm deploy local`: a federation of real processes on this machine; run, watched, judged."""
+"""`fedadmm deploy local`: a federation of real processes on this machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _LEAST = 300.0
 _PREDECESSOR = 5.0
 """Seconds to wait for another command on the same folder to end."""
 _ALL_OURS = {"evaluations": 10**6, "evaluations_with_noise": True}
-"""The policy of sites whose rows are all on this machine: nothing is hidden from its owner."""
+"""The policy of sites whose data are all on this machine and belong to one user."""
 
 Watch = Callable[[Record], None]
 
@@ -166,13 +166,13 @@ def approve_waiting(nodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def stored_deployment(out: Path) -> Deployment | None:
-    """The network of the local deployment in a run directory; None where there is none."""
+    """Return the network of the local deployment in a run directory, if there is one."""
     path = out / FOLDER / "app" / PACKAGE / DEPLOYMENT
     return read_deployment(path) if path.is_file() else None
 
 
 def refuse_another_run(out: Path, config: Experiment, deployment: Deployment) -> None:
-    """Refuse to go on with a run whose configuration or network is another one."""
+    """Raise a StateError if a run has another configuration or network."""
     stored = stored_deployment(out) or deployment
     old = fingerprint(resolve(configs.read(str(out)), f"{out}: ")) | to_config(stored)
     new = fingerprint(config) | to_config(deployment)
@@ -188,9 +188,9 @@ def refuse_another_run(out: Path, config: Experiment, deployment: Deployment) ->
 def _sites(
     config: Experiment, out: Path, clients: int, apart: Sites | None
 ) -> tuple[list[dict[str, Any]], Problem | None]:
-    """Each node's own folder and configuration, and the problem where its rows are here.
+    """Return each node's configuration, and the problem unless every site has a file of its own.
 
-    The folder of a site that is apart holds its own file and no other.
+    The folder of a site with a file of its own contains no other site's file.
     """
     own: list[Path] = []
     problem = None
@@ -216,7 +216,7 @@ def _sites(
 
 
 class Follower:
-    """Hands new rounds to whoever shows them; each is read once, and shown once after a resume."""
+    """Reports new records of a run directory; each is read once, also after a resume."""
 
     def __init__(self, folder: RunDir, watch: Watch) -> None:
         self._folder = folder
@@ -224,7 +224,7 @@ class Follower:
         self._shown = -1
 
     def look(self) -> None:
-        """Show what was appended."""
+        """Report the records that were appended since the last call."""
         for record in self._folder.news():
             if record["round"] > self._shown:
                 self._shown = record["round"]
@@ -232,7 +232,7 @@ class Follower:
 
 
 def _close(folder: RunDir, summarised: Callable[..., Summary], run: Group) -> Summary:
-    """The same summary as a simulated run's, and what the network did."""
+    """Return the summary of a simulated run, with the counts of network events."""
     left = folder.summary()
     if left["code"] == RUNNING:
         errors = [line for line in run.tail(200).splitlines() if "Error" in line]
@@ -246,7 +246,7 @@ def _close(folder: RunDir, summarised: Callable[..., Summary], run: Group) -> Su
 
 
 def look(folder: Path) -> dict[str, Any]:
-    """The state of a run and its sites; for one on this machine also its processes."""
+    """Return the state of a run and its sites, and its processes if they are on this machine."""
     elsewhere = (folder / CHECKPOINT).is_dir() and not (folder / FOLDER).is_dir()
     groups = [] if elsewhere else recorded(folder / FOLDER)
     read = RunDir(folder)
@@ -267,7 +267,7 @@ def look(folder: Path) -> dict[str, Any]:
 
 
 def _at_sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
-    """For each client: its node and version, when it last took part, what was refused."""
+    """Return for each client its node, version, last round and rejected replies."""
     known, events = read_summary(folder / CHECKPOINT), read_events(folder)
     heard = {client: record for record in records for client in clients(record)}
     seen = heard.keys() | known.entries.keys() | known.nodes.keys()
@@ -291,7 +291,7 @@ def _at_sites(folder: Path, records: list[Record]) -> list[dict[str, Any]]:
 
 
 def take_down(folder: Path) -> list[str]:
-    """End every process group of a local deployment that still runs; their names."""
+    """End every process group of a local deployment that still runs; return their names."""
     ended = []
     for one, alive in recorded(folder / FOLDER):
         if alive:
