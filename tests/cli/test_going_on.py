@@ -34,7 +34,17 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("--set", "precision=float64", "--tracker", INTERRUPTER, "--no-report", "--json", *SHARED),
     ),
     "compare": (
-        *("CONFIG", "--algorithms", "fedavg,feddr", "--rounds", "6", "--seeds", "4,5"),
+        *(
+            "CONFIG",
+            "--algorithms",
+            "fedavg,feddr",
+            "--reference",
+            "fedavg",
+            "--rounds",
+            "6",
+            "--seeds",
+            "4,5",
+        ),
         *(
             "--set",
             "device=cpu",

@@ -39,6 +39,7 @@ from fedadmm.core.contracts import (
     Theta,
 )
 from fedadmm.core.parts import Positive, part
+from fedadmm.core.schedules import PerWork, at
 
 State = TypeVar("State")
 
@@ -72,7 +73,7 @@ class DouglasRachford(
 ):
     """Base class of FedDR and FedDR-II: the server's update."""
 
-    eta: float
+    eta: float | PerWork
     increments = ("increment",)
 
     @property
@@ -82,7 +83,7 @@ class DouglasRachford(
 
     @property
     def prox_step(self) -> float:
-        return self.eta
+        return at(self.eta, 0)
 
     def init_server(self, params: Tensor) -> Server:
         return Server(params, params)
@@ -91,12 +92,12 @@ class DouglasRachford(
         self, server: Server, total: Message, cohort: Cohort, regularizer: Regularizer
     ) -> Server:
         xtilde = server.xtilde + total.increment
-        return Server(xtilde, regularizer.prox(xtilde, self.eta))
+        return Server(xtilde, regularizer.prox(xtilde, self.prox_step))
 
     def remove_client(self, server: Server, past: Message, regularizer: Regularizer) -> Server:
         """Reset the client's xhat_i to x^0."""
         xtilde = server.xtilde - past.increment
-        return Server(xtilde, regularizer.prox(xtilde, self.eta))
+        return Server(xtilde, regularizer.prox(xtilde, self.prox_step))
 
     def global_params(self, server: Server) -> Tensor:
         return server.xbar
@@ -113,7 +114,9 @@ class FedDR(DouglasRachford[Client]):
         xtilde = mean of 2 x_i - v_i;      xbar = prox_{eta g}(xtilde)
 
     Args:
-        eta: Step size of the proximal operators.  Default 100.
+        eta: Step size of the proximal operators, the inverse of a penalty: a number, or `PerWork`,
+            whose penalty fits the local work.  Default `PerWork(0.25)`, with which FedDR and
+            FedADMM are the same method for alpha = 1.
         alpha: Relaxation, 0 < alpha < 2.  Default 1.
         init: Initial x_i: "start" for x^0, or "prox" for an initial round with all clients.
 
@@ -128,7 +131,7 @@ class FedDR(DouglasRachford[Client]):
 
     paper: ClassVar[str] = "Tran-Dinh et al., FedDR, NeurIPS 2021"
 
-    eta: Positive = 100.0
+    eta: Positive | PerWork = PerWork(0.25)
     alpha: Annotated[float, Gt(0), Lt(2)] = 1.0
     init: Literal["start", "prox"] = "start"
 
@@ -145,7 +148,9 @@ class FedDR(DouglasRachford[Client]):
         return client.v + self.alpha * (broadcast.theta - client.x)
 
     def local_problem(self, broadcast: Theta, client: Client) -> LocalProblem:
-        return LocalProblem(broadcast.theta, None, 1 / self.eta, self._governing(broadcast, client))
+        return LocalProblem(
+            broadcast.theta, None, 1 / self.prox_step, self._governing(broadcast, client)
+        )
 
     def client_update(
         self, broadcast: Theta, client: Client, result: LocalResult
@@ -157,7 +162,7 @@ class FedDR(DouglasRachford[Client]):
         return client.x
 
     def primal_dual(self, client: Client) -> PrimalDual:
-        return PrimalDual(client.x, (client.x - client.v) / self.eta, 1 / self.eta)
+        return PrimalDual(client.x, (client.x - client.v) / self.prox_step, 1 / self.prox_step)
 
 
 @part("algorithm", "async-feddr")
@@ -167,7 +172,9 @@ class AsyncFedDR(FedDR):
     `simulate` runs it in virtual time; its rounds are server steps.
 
     Args:
-        eta: Step size of the proximal operators.  Default 100.
+        eta: Step size of the proximal operators, the inverse of a penalty: a number, or `PerWork`,
+            whose penalty fits the local work.  Default `PerWork(0.25)`, with which FedDR and
+            FedADMM are the same method for alpha = 1.
         alpha: Relaxation, 0 < alpha < 2.  Default 1.
         init: Initial x_i: "start" for x^0, or "prox" for an initial round with all clients.
 

@@ -56,7 +56,7 @@ class FedDRII(DouglasRachford[Client]):
         return Client(torch.zeros_like(params), params)
 
     def local_problem(self, broadcast: Theta, client: Client) -> LocalProblem:
-        return LocalProblem(broadcast.theta, None, 1 / self.eta, broadcast.theta - client.w)
+        return LocalProblem(broadcast.theta, None, 1 / self.prox_step, broadcast.theta - client.w)
 
     def client_update(
         self, broadcast: Theta, client: Client, result: LocalResult
@@ -68,4 +68,4 @@ class FedDRII(DouglasRachford[Client]):
         return client.x
 
     def primal_dual(self, client: Client) -> PrimalDual:
-        return PrimalDual(client.x, client.w / self.eta, 1 / self.eta)
+        return PrimalDual(client.x, client.w / self.prox_step, 1 / self.prox_step)

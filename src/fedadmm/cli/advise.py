@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from fedadmm.study.advise import Advice
 
 
-@app.command(cls=options.TakesFiles, epilog="Example: fedadmm advise digits --write config.toml")
+@app.command(
+    cls=options.TakesFiles,
+    rich_help_panel="Choosing",
+    epilog="Example: fedadmm advise digits --write config.toml",
+)
 def advise(
     source: options.Source = None,
     csv: options.Csv = None,

@@ -20,7 +20,7 @@ _LEGEND = (
 )
 
 
-@app.command(epilog="Example: fedadmm algorithms fedadmm")
+@app.command(rich_help_panel="Choosing", epilog="Example: fedadmm algorithms fedadmm")
 def algorithms(
     name: Annotated[
         str | None, typer.Argument(help="Show this method's page.", show_default=False)
@@ -87,7 +87,12 @@ _Name = Annotated[
 ]
 
 data_commands = typer.Typer(no_args_is_help=True, help="Data sets and how problems split them.")
-app.add_typer(data_commands, name="data", epilog="Example: fedadmm data show digits")
+app.add_typer(
+    data_commands,
+    name="data",
+    epilog="Example: fedadmm data show digits",
+    rich_help_panel="Choosing",
+)
 
 
 @data_commands.command("list", epilog="Example: fedadmm data list")
@@ -206,7 +211,12 @@ def show_problem(
 config_commands = typer.Typer(
     no_args_is_help=True, help="Presets, and the schema of configuration files."
 )
-app.add_typer(config_commands, name="config", epilog="Example: fedadmm config schema > schema.json")
+app.add_typer(
+    config_commands,
+    name="config",
+    epilog="Example: fedadmm config schema > schema.json",
+    rich_help_panel="Choosing",
+)
 
 
 @config_commands.command(epilog="Example: fedadmm config presets")

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 commands = typer.Typer(
     no_args_is_help=True, help="Real federations on Flower, here or over a network."
 )
-app.add_typer(commands, name="deploy", epilog="Example: fedadmm deploy local --clients 4 --tls")
+app.add_typer(
+    commands,
+    name="deploy",
+    epilog="Example: fedadmm deploy local --clients 4 --tls",
+    rich_help_panel="Deployment",
+)
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a deployment.")]
 
 

@@ -13,7 +13,7 @@ from fedadmm.cli.display import print_json
 from fedadmm.core.errors import ConfigError
 
 
-@app.command(epilog="Example: fedadmm export runs/mine --format onnx")
+@app.command(rich_help_panel="Results", epilog="Example: fedadmm export runs/mine --format onnx")
 def export(
     directory: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run, or the folder of a comparison or sweep.")
@@ -71,7 +71,10 @@ def _said(about: Mapping[str, Any]) -> str:
     return words
 
 
-@app.command(epilog="Example: fedadmm predict runs/table-fedadmm-seed0 new.csv --out answers.csv")
+@app.command(
+    rich_help_panel="Results",
+    epilog="Example: fedadmm predict runs/table-fedadmm-seed0 new.csv --out answers.csv",
+)
 def predict(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The folder of a run that --csv began.")

@@ -12,7 +12,9 @@ from fedadmm.cli import app, options
 from fedadmm.cli.display import print_json
 
 
-@app.command(epilog="Example: fedadmm report runs/quickstart --figures figures")
+@app.command(
+    rich_help_panel="Results", epilog="Example: fedadmm report runs/quickstart --figures figures"
+)
 def report(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run, or the folder of a comparison or sweep.")
@@ -36,7 +38,7 @@ def report(
         typer.echo(f"figures {figures}")
 
 
-@app.command(epilog="Example: fedadmm watch runs/quickstart")
+@app.command(rich_help_panel="Results", epilog="Example: fedadmm watch runs/quickstart")
 def watch(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Name a run, or the folder of a comparison.")

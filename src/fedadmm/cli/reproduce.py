@@ -12,7 +12,9 @@ from fedadmm.cli.display import finish, live, print_json, print_table
 from fedadmm.cli.group import again, resumable
 
 
-@app.command(epilog="Example: fedadmm reproduce wang-fig2 --scale quick")
+@app.command(
+    rich_help_panel="Experiments", epilog="Example: fedadmm reproduce wang-fig2 --scale quick"
+)
 def reproduce(
     identifier: Annotated[
         str | None,

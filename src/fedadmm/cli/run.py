@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 @app.command(
     cls=options.TakesFiles,
+    rich_help_panel="Experiments",
     epilog="Example: fedadmm run quickstart --algorithm fedadmm --set algorithm.rho=0.1",
 )
 def run(
@@ -123,6 +124,7 @@ _USUAL = ["fedavg", "fedprox", "scaffold", "fedadmm"]
 
 @app.command(
     cls=options.TakesFiles,
+    rich_help_panel="Experiments",
     epilog="Example: fedadmm compare quickstart --algorithms fedavg,fedadmm --seeds 0,1,2",
 )
 def compare(

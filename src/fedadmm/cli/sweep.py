@@ -15,6 +15,7 @@ from fedadmm.study import config
 
 @app.command(
     cls=options.TakesFiles,
+    rich_help_panel="Experiments",
     epilog="Example: fedadmm sweep quickstart --grid algorithm.rho=0.01,0.1 "
     "--grid local.solver.lr=0.1,0.3 --out DIR",
 )

@@ -181,9 +181,12 @@ def fit_penalties(algorithm: Method, length: Callable[[], float]) -> Method:
     """Replace every `PerWork` among the hyper-parameters by the penalty that fits the local work.
 
     Args:
-        algorithm: the method; returned unchanged if it has no `PerWork`.
+        algorithm: the method; returned unchanged if it has no `PerWork`.  A step size `eta` becomes
+            the inverse of the penalty.
         length: returns the mean over the clients of learning rate times local steps in a round.
     """
     fields = [name for name, value in vars(algorithm).items() if isinstance(value, PerWork)]
     numbers = {name: getattr(algorithm, name).penalty(length()) for name in fields}
+    if "eta" in numbers:  # a proximal step size, the inverse of a penalty
+        numbers["eta"] = 1 / numbers["eta"]
     return replace(algorithm, **numbers) if numbers else algorithm  # type: ignore[type-var]

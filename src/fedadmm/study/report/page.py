@@ -82,14 +82,17 @@ def render(content: StudyResult, sections: list[Section], live: bool = False) ->
 
 
 def _federating(content: StudyResult) -> str:
-    """Each site alone, pooled and federated, of the run that was asked for it."""
+    """Local, shared and personalised models of every site, if a run compared them."""
     found = next((run for run in content.runs if "federating" in run.summary), None)
     if found is None:
         return ""
     table = SiteBenefit.read(found.summary["federating"]).table()
     whose = f"{found.method}, seed {found.seed}. " if content.comparison else ""
-    said = escape(f"{whose}{table.note[0].upper()}{table.note[1:]}.")
-    return f'{table_html(table)}<p class="verdict">{said}</p>'
+    notes = "".join(
+        f'<p class="verdict">{escape(f"{one[0].upper()}{one[1:]}.")}</p>'
+        for one in f"{whose}{table.note}".splitlines()
+    )
+    return f"{table_html(table)}{notes}"
 
 
 def _title(content: StudyResult) -> str:
