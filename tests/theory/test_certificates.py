@@ -18,6 +18,7 @@ from fedadmm.theory.assumptions import local_errors
 from support.certified import CLASSES, METHODS, SAMPLERS, accurate, assert_holds, certified, curves
 from support.federations import run, snapshots
 from support.jobs import job_of
+from support.rejections import naming
 
 LEVELS = {"fine": 1e-6, "coarse": 1.0}
 
@@ -252,14 +253,11 @@ def test_an_accuracy_that_is_no_accuracy_is_refused_on_a_problem_that_is_not_con
     options = {"solver": fa.GradientDescent(0.1)}
     with pytest.raises(
         fa.errors.CompatibilityError,
-        match=r"^certificate: ProxAccuracy has weak_convexity 0, but the problem saturating needs "
-        r"at least 1: below it a small gradient does not tell how far the solution is$",
+        match=naming("certificate ProxAccuracy weak_convexity 0 1 saturating"),
     ):
         certified(fa.FedDR(0.1), problem, 1, stop=fa.stopping.ProxAccuracy(1.0), **options)
     unknown = fa.Problem(problem.clients, initial=problem.initial, facts=fa.Facts(2.5, 0.0))
-    with pytest.raises(
-        fa.errors.CompatibilityError, match=r"weak_convexity 1, but the problem problem needs "
-    ):
+    with pytest.raises(fa.errors.CompatibilityError, match=naming("weak_convexity 1 problem")):
         certified(fa.FedDR(0.1), unknown, 1, stop=fa.stopping.ProxAccuracy(1.0, 1.0), **options)
     assert_holds(
         certified(fa.FedDR(0.1), problem, 2, stop=fa.stopping.ProxAccuracy(1.0, 1.0), **options)
@@ -333,56 +331,54 @@ def test_a_run_that_was_not_certified_from_the_start_cannot_be_later(tmp_path):
 
 QUADRATICS = {"name": "quadratics", **CLASSES["quadratics"]}
 REFUSED = [
-    (fa.FedAvg(), {}, r"^certificate: there is no theorem about FedAvg$"),
+    (fa.FedAvg(), {}, "certificate algorithm FedAvg"),
     (
         fa.FedADMM(5.0, step=1.0),
         {},
-        r"^certificate: FedADMM's theorems need FedADMM itself with a constant rho, step=",
+        "certificate algorithm FedADMM rho step members",
     ),
     (
         fa.AlignedADMM(5.0),
         {},
-        r"^certificate: the theorems are about absent clients that keep what they have, but those "
-        r"of this AlignedADMM move along; use FedADMM or FedDR$",
+        "certificate algorithm AlignedADMM FedADMM FedDR",
     ),
     (
         fa.AFedPD(5.0),
         {"theorem": "feddr"},
-        r"^certificate: the theorems are about absent clients .* this AFedPD move along",
+        "certificate algorithm AFedPD FedADMM FedDR",
     ),
-    (fa.FedDR(0.6), {}, r"^feddr_constants: eta is 0.6, but Theorem 3.1 with alpha = 1"),
-    (fa.FedADMM(3.0), {"theorem": "gong"}, r"^gong_constants: rho is 3.0.* needs rho > \(1\+sqrt"),
-    (fa.FedDR(0.3), {"theorem": "gong"}, r"^certificate: theorem is 'gong', but for this run must"),
-    (fa.FedDR(0.3), {"sampler": fa.CyclicSampling(2)}, r"^certificate: CyclicSampling is not rand"),
+    (fa.FedDR(0.6), {}, "feddr_constants eta 0.6 alpha"),
+    (fa.FedADMM(3.0), {"theorem": "gong"}, "gong_constants rho 3.0 sqrt"),
+    (fa.FedDR(0.3), {"theorem": "gong"}, "certificate theorem gong feddr"),
+    (fa.FedDR(0.3), {"sampler": fa.CyclicSampling(2)}, "certificate sampler CyclicSampling"),
     (
         fa.FedDR(0.3),
         {"sampler": fa.BernoulliSampling(fa.schedules.Geometric(0.9, 0.9, 0.1))},
-        r"^certificate: BernoulliSampling has no probabilities that stay",
+        "certificate sampler BernoulliSampling",
     ),
     (
         fa.FedDR(0.3),
         {"solver": fa.SGD(0.1), "stop": fa.Epochs(2)},
-        r"^certificate: needs local solves of known accuracy, but stop is Epochs; use ExactSolver, "
-        r"ProxAccuracy or GradientTolerance$",
+        "certificate stop Epochs ExactSolver ProxAccuracy GradientTolerance",
     ),
     (
         fa.AsyncFedDR(0.3),
         {},
-        r"^async_certificate: alpha is 1.0, but n = 6, tau = 0, slack = 0 nee",
+        "async_certificate alpha 1.0 n 6 tau slack",
     ),
     (
         fa.AsyncFedDR(0.2, 0.4),
         {"engine": VirtualTime(buffer=2)},
-        r"^certificate: the asynchronous theorem needs one reply a step: buffer=1, no policy='wait",
+        "certificate buffer 2 policy",
     ),
 ]
 
 
-@pytest.mark.parametrize(("method", "options", "message"), REFUSED)
-def test_refused(method, options, message):
+@pytest.mark.parametrize(("method", "options", "names"), REFUSED)
+def test_refused(method, options, names):
     problem = problems.load(**QUADRATICS)
     settings = {"solver": fa.ExactSolver()} | options
-    with pytest.raises(fa.FedADMMError, match=message):
+    with pytest.raises(fa.FedADMMError, match=naming(names)):
         certified(method, problem, 3, **settings)
 
 
@@ -392,6 +388,6 @@ def test_a_problem_that_nothing_is_known_of_is_refused():
     given = federation(1)
     with pytest.raises(
         fa.errors.CompatibilityError,
-        match=r"^certificate: needs a problem whose smoothness L is known, but problem has none$",
+        match=naming("certificate problem smoothness L"),
     ):
         run(fa.FedDR(0.1), given, 1, callbacks=[fa.Certificate()])

@@ -9,6 +9,7 @@ from fedadmm.core.errors import ParameterError
 from fedadmm.theory import incentives
 from fedadmm.theory.incentives import RationalEpochs
 from support import printed
+from support.rejections import naming
 
 GAMES = {
     "equal": incentives.game([1.0] * 8),
@@ -95,15 +96,15 @@ def test_a_runs_epochs_are_the_equilibriums():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: incentives.game([1.0]), "costs has 1 entries, but must have at least 2"),
-        (lambda: incentives.game([1.0, -1.0]), "costs is -1.0, but must be > 0"),
-        (lambda: incentives.game([1.0, 1.0], 5.0, 2.0), "most is 2 for client 0, but must be"),
-        (lambda: incentives.game([1.0, 1.0], [1.0]), "least has 1 entries, but must have one per"),
-        (lambda: RationalEpochs(reward=0.0, costs=[1.0, 1.0]), "reward is 0.0, but must be > 0"),
-        (lambda: RationalEpochs(reward=1.0, costs=[1.0, 1.0], least=9.0, most=2.0), "most is 2"),
-        (lambda: incentives.equilibrium(GAMES["equal"], -1.0), "reward is -1.0, but must be > 0"),
+        (lambda: incentives.game([1.0]), "game costs 1 2"),
+        (lambda: incentives.game([1.0, -1.0]), "game costs -1.0"),
+        (lambda: incentives.game([1.0, 1.0], 5.0, 2.0), "game most 2 0 5"),
+        (lambda: incentives.game([1.0, 1.0], [1.0]), "game least 1 2"),
+        (lambda: RationalEpochs(reward=0.0, costs=[1.0, 1.0]), "reward 0.0"),
+        (lambda: RationalEpochs(reward=1.0, costs=[1.0, 1.0], least=9.0, most=2.0), "most 2 9"),
+        (lambda: incentives.equilibrium(GAMES["equal"], -1.0), "reward -1.0"),
     ],
 )
 def test_what_makes_no_game_is_refused(make, words):
-    with pytest.raises(ParameterError, match=words):
+    with pytest.raises(ParameterError, match=naming(words)):
         make()

@@ -1,7 +1,7 @@
-"""The theorems as a tool: constants, admissible steps, bounds and recommended settings.
+"""Convergence theorems as functions: constants, admissible step sizes, bounds, best settings.
 
-Plain floats throughout. Every function names the equation that it computes, and says so where a
-printed formula does not hold and what is computed instead.
+All arguments and results are plain floats. The docstring of each function cites the equation that
+it computes; where a printed formula does not hold, it states the formula computed instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch on first use: formulas alone must load quickly."""
+    """Import names that need torch on first use, so that the formulas load quickly."""
     if name in ("Constants", "estimate_constants"):
         from fedadmm.theory import constants
 

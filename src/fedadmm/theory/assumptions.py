@@ -1,8 +1,9 @@
-"""What a run fulfils of the theorems' assumptions: how exact its solves are, and who replies when.
+"""Quantities in the theorems' assumptions, derived from a run: local accuracy, delays, sampling.
 
-The theorems take the distance eps_{i,k} of x_i^k from the exact solution of its local problem.  A
-rule certifies it through strong convexity, which holds only if it knows how far the f_i are from
-convex: a modulus below the problem's own certifies nothing, and is refused.
+The theorems use the distance eps_{i,k} of x_i^k from the exact solution of its local problem.  A
+stopping rule bounds it through the strong convexity of the local problem, which requires an upper
+bound on the weak convexity of the f_i.  A rule with a smaller modulus than the problem's gives no
+bound and is rejected.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from fedadmm.run.record import Record
 
 
 class LocalErrors(NamedTuple):
-    """How inexact the local solves may be."""
+    """Upper bounds on the errors of the local solves."""
 
     total: Callable[[int], float]
-    """K -> (1/n) sum_i sum_k E[eps_{i,k}²] up to k = K + 1: from k = 0 when an initial round with
-    all clients made the x_i^0, or else from k = 1."""
+    """Function K -> (1/n) sum_i sum_k E[eps_{i,k}²].  The sum over k ends at K + 1; it begins at 0
+    if the x_i^0 come from an initial round with all clients, otherwise at 1."""
     initial: float
     """The largest eps_{i,0} of an initial round with all clients; 0 without one."""
     gradient: float
@@ -44,11 +45,19 @@ EXACT = LocalErrors(lambda rounds: 0.0, 0.0, 0.0)
 
 
 def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
-    """What the solver or the stopping rule guarantees; a CompatibilityError when that is nothing.
+    """Return the bounds on local errors that the solver or the stopping rule of a run guarantees.
 
-    A client that sits a round out keeps its error.  It solves in round k with probability p_i and
-    keeps that error for an expected 1/p_i rounds, so that the rounds add eps_k² each; what it has
-    from the initial round, in which all clients solve, adds eps² / p_i.
+    A client that is not sampled keeps its error.  It solves in round k with probability p_i and
+    keeps that error for an expected 1/p_i rounds, so that each round adds eps_k² to the sum; the
+    error from an initial round, in which all clients solve, adds eps² / p_i.
+
+    Args:
+        job: The run's problem, method, solver and stopping rule.
+        weight: The coefficient of the quadratic term of the local problems.
+        p_hat: The smallest probability with which a client is sampled.
+
+    Raises:
+        CompatibilityError: The stopping rule bounds no error, or its modulus is too small.
     """
     stop, everyone = job.stop, job.algorithm.requirements.initial_round is not None
     facts = job.problem.facts
@@ -59,9 +68,9 @@ def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
     if isinstance(stop, ProxAccuracy):
         if stop.weak_convexity < modulus:
             raise CompatibilityError(
-                f"certificate: ProxAccuracy has weak_convexity {stop.weak_convexity:g}, but the "
-                f"problem {job.problem.name} needs at least {modulus:g}: below it a small gradient "
-                "does not tell how far the solution is"
+                f"certificate: ProxAccuracy.weak_convexity: got {stop.weak_convexity:g}, expected "
+                f"at least {modulus:g} for the problem {job.problem.name}.  With a smaller value a "
+                "small gradient does not bound the distance to the solution."
             )
         rule = stop
         initial = rule.epsilon(-1) if everyone else 0.0
@@ -81,20 +90,24 @@ def local_errors(job: Job, weight: float, p_hat: float) -> LocalErrors:
             stop.largest_epsilon,
         )
     raise CompatibilityError(
-        f"certificate: needs local solves of known accuracy, but stop is {type(stop).__name__}; "
-        "use ExactSolver, ProxAccuracy or GradientTolerance"
+        f"certificate: stop: got {type(stop).__name__}, expected local solves of known accuracy: "
+        "ExactSolver, ProxAccuracy or GradientTolerance."
     )
 
 
 Law = Callable[[Record | None], tuple[int, int, float]]
-"""A step's record, None before the first -> tau, T and p_hat of Assumption 4.1."""
+"""Function of a server step's record (None before the first) that returns tau, T and p_hat of
+Assumption 4.1."""
 
 
 def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
-    """Who replies when in a run without rounds: by a given law, or else as measured.
+    """Return tau, T and p_hat of an asynchronous run, known beforehand or measured.
 
-    Under a clock tau and T are the delays and absences that did occur; the schedule is no longer
-    random, so p_hat is 1.
+    Under a virtual clock, tau and T are the largest delay and the longest absence observed so far;
+    the schedule is then not random, so that p_hat is 1.
+
+    Raises:
+        CompatibilityError: The server does not process exactly one client result per step.
     """
     if not isinstance(engine, VirtualTime):
         delay, turns = engine.expected_delay(job.problem.num_clients), _turns(job, sampler)
@@ -102,8 +115,9 @@ def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
         return lambda record: (delay, *turns)
     if engine.buffer != 1 or engine.policy == "wait":
         raise CompatibilityError(
-            "certificate: the asynchronous theorem needs one reply a step: buffer=1, no "
-            "policy='wait'"
+            f"certificate: got buffer {engine.buffer} and policy {engine.policy!r}, expected "
+            "buffer=1 and another policy than 'wait', because the asynchronous theorem is about "
+            "one client result per server step."
         )
 
     def measured(record: Record | None) -> tuple[int, int, float]:
@@ -116,7 +130,7 @@ def arrival_law(job: Job, sampler: Sampler, engine: EngineChoice) -> Law:
 
 
 def _turns(job: Job, sampler: Sampler) -> tuple[int, float]:
-    """T and p_hat of a sampler with one client a step."""
+    """Return T and p_hat of a sampler that chooses one client per step."""
     n, single = job.problem.num_clients, False
     probabilities = sampler.probabilities(n)
     turn = (0, 0.0 if probabilities is None else float(min(probabilities)))
@@ -133,8 +147,8 @@ def _turns(job: Job, sampler: Sampler) -> tuple[int, float]:
         single = probabilities is not None and math.isclose(sum(probabilities), 1.0)
     if not single:
         raise CompatibilityError(
-            "certificate: the asynchronous theorem needs one client a step, but the sampler is "
-            f"{sampler}; use UniformSampling(1), WeightedSampling with size=1, CyclicSampling(1) "
-            "or a trace"
+            f"certificate: got the sampler {sampler}, expected one client per step, as in the "
+            "asynchronous theorem.  Use UniformSampling(1), WeightedSampling with size=1, "
+            "CyclicSampling(1) or a trace."
         )
     return turn

@@ -1,17 +1,17 @@
-"""asyncFedDR of Tran-Dinh, Pham, Phan and Nguyen (2021): Theorem 4.1 and what can be certified.
+"""asyncFedDR of Tran-Dinh, Pham, Phan and Nguyen (2021): Theorem 4.1, corrected.
 
-Theorem 4.1 does not hold as printed: with clients taking turns (n = 100, T = 99, p_hat = 1, no
-delay) and alpha = 0.1, identical quadratics exceed its bound several times. A client's distance to
-the server model counts in each of the T + 1 steps of its window, and D counts it once.
-`async_certificate` derives the bound anew, step by step:
+Theorem 4.1 does not hold as printed: with cyclic sampling (n = 100, T = 99, p_hat = 1, no delay)
+and alpha = 0.1, the measure on identical quadratics is several times the printed bound. A client's
+distance to the server model enters in each of the T + 1 steps of its window, but only once in D.
+`async_certificate` computes a bound from the following derivation.
 
 With x = eta L, w_k = ||x_i⁺ - x_i||² of the step k and V as in `fedadmm.theory.feddr`,
 
-    sum_k (rho/2) w_k <= V^0 - F*           descent, each stale model paid for by the server's moves
+    sum_k (rho/2) w_k <= V^0 - F*           descent; the server's steps bound the effect of delays
     sum_k sum_i ||xbar^k - x_i^k||² <= D sum_k w_k
     ||G_eta(xbar)||² <= (1 + x)²/eta² (1/n) sum_i ||xbar - x_i||²
 
-where ||xhat_i⁺ - xhat_i|| <= (1 + x) ||x_i⁺ - x_i|| bounds the server's moves (the printed rho has
+where ||xhat_i⁺ - xhat_i|| <= (1 + x) ||x_i⁺ - x_i|| bounds the server's steps (the printed rho has
 1 + x² where (1 + x)² is needed unless the f_i are convex).
 """
 
@@ -26,7 +26,7 @@ from fedadmm.theory.bounds import SLACKS
 
 
 class AsyncConstants(NamedTuple):
-    """The constants of the bound derived here, named as in (8) to (10)."""
+    """Constants of the corrected bound, named as in equations (8) to (10) of the paper."""
 
     alpha_bar: float
     eta_bar: float
@@ -34,19 +34,20 @@ class AsyncConstants(NamedTuple):
     D: float
     C_hat: float
     B: float = math.inf
-    """It multiplies the start's gradients, which the printed theorem leaves out."""
+    """Factor of the squared gradients at the initial point, a term missing from the theorem."""
 
 
 def _check(owner: str, step: str, value: float, limit: float, why: str) -> None:
     if not 0.0 < value < limit:
         raise ParameterError(
-            f"{owner}: {step} is {value!r}, but {why} need 0 < {step} < {step}_bar = {limit:.4g}"
+            f"{owner}: {step}: got {value!r}, expected 0 < {step} < {step}_bar = {limit:.4g} for "
+            f"{why}."
         )
 
 
 @checked_arguments
 def async_alpha_bar(n: Count, tau: Natural) -> float:
-    """The limit of alpha (8): 1 if 2 tau² <= n, else 2/(2 + c) with c = (2 tau² - n)/n²."""
+    """Return the upper limit of alpha (8): 1 if 2 tau² <= n, else 2/(2 + (2 tau² - n)/n²)."""
     return 2.0 / (2.0 + max(0, 2 * tau**2 - n) / n**2)
 
 
@@ -62,9 +63,10 @@ def async_certificate(
     *,
     slack: NotNegative = 0.0,
 ) -> AsyncConstants:
-    """The constants of a bound that holds: mean E||G_eta(xbar^k)||² <= (C_hat gap + B G0)/(K + 1).
+    """Return the constants of the corrected bound on the mean of E||G_eta(xbar^k)||².
 
-    With s = slack, m = max(0, 2 tau² - n), x = eta L:
+    The mean over k = 0 ... K is at most (C_hat gap + B G0)/(K + 1). With s = slack,
+    m = max(0, 2 tau² - n) and x = eta L:
 
         A     = 2 - alpha (1 + x) - 2 (1 + s) x² - alpha (1 + s)(1 + x²)
         rho   = (n² A - alpha (1 + s)(1 + x)² m) / (alpha eta n³)
@@ -74,8 +76,8 @@ def async_certificate(
         B     = (1 + 1/s) [ C_hat eta (1/alpha + 1/4 + m/(2n²))
                             + (1 + s)(1 + x)² E + (T + 1)/p_hat ]
 
-    Here T >= 0 counts as in Assumption 4.1: among any T + 1 steps k ... k + T there is one at which
-    client i is the active one with probability at least p_hat (uniformly drawn clients: T = 0).
+    T >= 0 is that of Assumption 4.1: among any T + 1 consecutive steps k ... k + T there is one at
+    which client i is active with probability at least p_hat (T = 0 under uniform sampling).
 
     Args:
         n: number of clients.
@@ -95,7 +97,7 @@ def async_certificate(
     _check(owner, "alpha", alpha, alpha_bar, why)
     constant = 2.0 - alpha * (1.0 + wide * (1.0 + c))
     linear, quadratic = alpha * (1.0 + 2.0 * wide * c), wide * (2.0 + alpha * (1.0 + c))
-    # Where constant - linear x - quadratic x² = 0, in the form without cancelling digits.
+    # The root of constant - linear x - quadratic x², in the form without cancellation.
     root = math.sqrt(linear**2 + 4.0 * quadratic * constant)
     eta_bar = 2.0 * constant / (linear + root) / L
     _check(owner, "eta", eta, eta_bar, f"alpha = {alpha:g}, {why}")
@@ -128,21 +130,30 @@ def async_feddr_bound(
     *,
     start_gradient: NotNegative = 0.0,
 ) -> float:
-    """The certified bound on the mean of E||G_eta(xbar^k)||² over k = 0 ... K, K = rounds.
+    """Return the corrected bound on the mean of E||G_eta(xbar^k)||² over k = 0 ... K, K = rounds.
 
         (C_hat gap + B G0) / (K + 1)          with the constants of `async_certificate`
 
-    A round is one server step. Exact local solves. The slack is chosen from a fixed ladder so that
-    the bound is smallest. With `init="prox"` leave start_gradient at 0 and add
+    A round is one server step, and local solves must be exact. The slack is the one of a fixed grid
+    that gives the smallest bound. With `init="prox"` leave start_gradient at 0 and add
     `feddr_prox_start_excess` to the gap.
 
-    Args: those of `async_certificate`; gap is F(x0) - F*, start_gradient is
-    G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
+    Args:
+        n: number of clients.
+        tau: the largest delay, in server steps.
+        T: as in `async_certificate`.
+        p_hat: as in `async_certificate`.
+        L: Lipschitz constant of the gradients.
+        alpha: relaxation.
+        eta: step of the proximal operators.
+        rounds: K.
+        gap: F(x0) - F*.
+        start_gradient: G0 = (1/n) sum ||grad f_i(x0)||² for `init="start"`.
     """
     exact = async_certificate(n, tau, T, p_hat, L, alpha, eta)
     if start_gradient == 0.0:
         return exact.C_hat * gap / (rounds + 1)
-    # rho falls linearly with the slack; the ladder spends at most half of it.
+    # rho decreases linearly in the slack and stays at least half of its value without slack.
     x, excess = eta * L, max(0, 2 * tau**2 - n)
     price = n**2 * (2.0 * x**2 + alpha * (1.0 + x**2)) + alpha * (1.0 + x) ** 2 * excess
     slack_max = exact.rho * alpha * eta * n**3 / price

@@ -1,4 +1,4 @@
-"""What the theorems share: a ladder of slacks, a search, and the rounds for an accuracy."""
+"""Functions for the bounds of all theorems: minimisation, rounds to an accuracy, noise floor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedadmm.core.parts import NotNegative, Positive, checked_arguments
 from fedadmm.core.validation import check
 
 SLACKS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-"""A bound under local errors takes the best of these."""
+"""Grid of slack values; a bound under local errors is the smallest over the grid."""
 _MOST_ROUNDS = 10**15
 
 
 def minimiser(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function with one minimum on [low, high] is smallest."""
+    """Return the minimiser of a unimodal function on [low, high]."""
     from scipy.optimize import minimize_scalar
 
     options = {"xatol": 1e-7 * high}
@@ -28,15 +28,18 @@ def minimiser(function: Callable[[float], float], low: float, high: float) -> fl
 
 @checked_arguments
 def rounds_needed(bound: Callable[..., float], accuracy: Positive, **quantities: float) -> int:
-    """The smallest number of rounds after which a theorem's bound is at most `accuracy`.
+    """Return the smallest number of rounds for which a theorem's bound is at most `accuracy`.
 
     Args:
         bound: `gong_bound`, `feddr_bound` or `async_feddr_bound`.
-        accuracy: the wanted mean of the squared measure (eps² of FedDR's Definition 2.2).
-        **quantities: what the bound takes besides `rounds`.
+        accuracy: target for the mean of the squared measure (eps² of FedDR's Definition 2.2).
+        **quantities: the arguments of the bound other than `rounds`.
+
+    Raises:
+        ParameterError: The bound exceeds the accuracy for every number of rounds.
     """
 
-    def enough(rounds: int) -> bool:  # once true, true for more rounds
+    def enough(rounds: int) -> bool:  # monotone in rounds
         return bound(rounds=rounds, **quantities) <= accuracy
 
     high = 1
@@ -44,8 +47,8 @@ def rounds_needed(bound: Callable[..., float], accuracy: Positive, **quantities:
         if high >= _MOST_ROUNDS:
             floor = bound(rounds=high, **quantities)
             raise ParameterError(
-                f"rounds_needed: accuracy is {accuracy!r}, but {bound.__name__} stays above "
-                f"{floor:.4g} for any number of rounds"
+                f"rounds_needed: accuracy: got {accuracy!r}, expected at least {floor:.4g}, the "
+                f"limit of {bound.__name__} for many rounds."
             )
         high = min(2 * high, _MOST_ROUNDS)
     return bisect_left(range(high), True, lo=high // 2 + 1, key=enough)
@@ -55,7 +58,7 @@ def rounds_needed(bound: Callable[..., float], accuracy: Positive, **quantities:
 def noise_floor(
     L: float, rho: float, convexity: float, learning_rate: float, noise: NotNegative
 ) -> float:
-    """Where E||grad L_i||² of local SGD levels off at the latest.
+    """Return an upper bound on the limit of E||grad L_i||² under local SGD with a constant step.
 
         learning_rate (L + rho)² noise / (convexity + rho)
 

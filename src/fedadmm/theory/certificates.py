@@ -1,13 +1,13 @@
-"""A run that carries its theorem: what the theorem bounds, measured, beside the bound.
+"""Callback that records the quantity bounded by a convergence theorem, and the bound.
 
-A certificate needs a problem whose smoothness L and infimum F* are known, a method and a setting
-that a theorem covers, and local solves whose accuracy is known.  After K rounds the record holds
+A certificate requires a problem with known smoothness L and infimum F*, a method and a setting that
+a theorem covers, and local solves of known accuracy.  After K rounds the record contains
 
     certificate_measured   the mean over the run so far of ||G_eta(xbar)||², or of V/n (Gong)
     certificate_bound      the theorem's right-hand side for K rounds
 
-The theorems bound expectations; one run stays below because the bounds are far from tight.
-Measuring takes a gradient of every client in every round.
+The theorems bound expectations; single runs are usually below the bounds, which are not tight.
+Each measurement evaluates one gradient per client and round.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Theorem = Literal["auto", "feddr", "wang", "gong", "async-feddr"]
 
 
 class Start(NamedTuple):
-    """What the bounds need to know of the problem at the start."""
+    """Quantities of the problem at the initial point that appear in the bounds."""
 
     L: float
     gap: float
@@ -59,20 +59,20 @@ class Start(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a certificate remembers between rounds."""
+    """State of a certificate between rounds."""
 
     total: float
-    """The sum of the measure over all states so far."""
+    """Sum of the measure over all server states so far."""
     missed: bool
-    """Whether a local solve missed its accuracy, so that there is no bound any more."""
+    """Whether a local solve ended before reaching its accuracy, which invalidates the bound."""
 
 
 @part("callback", "certificate")
 class Certificate(Callback):
-    """Record in every round the quantity that a convergence theorem bounds, and the bound.
+    """Record in each round the quantity that a convergence theorem bounds, and the bound.
 
     Args:
-        theorem: The theorem; "auto" for the one whose assumptions hold for the run.
+        theorem: The theorem; "auto" selects the one whose assumptions hold for the run.
 
     Raises:
         CompatibilityError: No theorem covers the run; raised when it begins.
@@ -91,7 +91,7 @@ class Certificate(Callback):
     theorem: Theorem = "auto"
 
     def begin(self, run: Run) -> _Watched:
-        """Refuse a run that the theorem does not cover; measure where it starts."""
+        """Reject a run that the theorem does not cover, and measure its initial state."""
         assert run.engine is not None, "deployments refuse callbacks that measure"
         covered = certify(self.theorem, run.job, run.sampler, run.engine)
         start = covered.measure(run.state.server, run.store) if run.is_fresh else math.nan
@@ -106,26 +106,26 @@ class Certificate(Callback):
 
 @dataclass(frozen=True)
 class Covered:
-    """A run that a theorem covers: what it bounds, and by how much."""
+    """A run that a theorem covers, with the bounded quantity and the bound."""
 
     theorem: str
     job: Job
     measure: Callable[[Any, ClientStateStore], float]
     bound: Callable[[int, Record], float]
-    """(rounds, record) -> the right-hand side."""
+    """Function (rounds, record) -> right-hand side of the theorem."""
     counts_last: bool
-    """Whether the mean runs over the state after the last round too, or only before each."""
+    """Whether the mean includes the state after the last round; if not, only those before each."""
 
     def after(
         self, report: RoundReport, store: ClientStateStore, before: Note
     ) -> tuple[Note, dict[str, Any]]:
-        """The next note, and the measured mean beside its bound."""
+        """Return the state after a round, and the entries of its record."""
         rounds = report.state.round
         now = self.measure(report.state.server, store)
-        stop = self.job.stop  # a solve that ends at its cap misses its accuracy
+        stop = self.job.stop  # a solve that ends at its step limit may not reach its accuracy
         cap = stop.sentence(False) if stop.needs_gradient else None
         missed = before.missed or any(info.solve.status == cap for info in report.infos)
-        if rounds == 0:  # an initial round leads to the state that the theorem starts from
+        if rounds == 0:  # the state after the initial round is the theorem's initial state
             return Note(now, missed), {}
         mean = before.total / rounds
         if self.counts_last:
@@ -135,7 +135,7 @@ class Covered:
         return Note(before.total + now, missed), entries
 
     def _bound(self, rounds: int, record: Record) -> float:
-        """The bound, or NaN when the delays have left the theorem's range."""
+        """Return the bound, or NaN if the observed delays violate the theorem's conditions."""
         try:
             return self.bound(rounds, record)
         except ParameterError:
@@ -143,7 +143,7 @@ class Covered:
 
 
 class _Watched(NamedTuple):
-    """A covered run, its clients' states, and the note before its first round."""
+    """A covered run, its clients' states, and the certificate's state before the first round."""
 
     covered: Covered
     store: ClientStateStore
@@ -151,7 +151,11 @@ class _Watched(NamedTuple):
 
 
 def certify(theorem: Theorem, job: Job, sampler: Sampler, engine: EngineChoice) -> Covered:
-    """Return the bound of a theorem for a run; a CompatibilityError names an unmet condition."""
+    """Return the quantity and the bound of a theorem for a run.
+
+    Raises:
+        CompatibilityError: The run does not meet a condition of the theorem, which is named.
+    """
     start = _start(job)
     chosen = _choose(theorem, job, engine, start.L)
     if chosen == "async-feddr":
@@ -168,15 +172,17 @@ def _start(job: Job) -> Start:
     problem, facts = job.problem, job.problem.facts
     if facts.smoothness is None or facts.infimum is None:
         missing = "smoothness L" if facts.smoothness is None else "infimum F*"
-        raise _refuse(f"needs a problem whose {missing} is known, but {problem.name} has none")
+        raise _refuse(f"problem: got {problem.name} without {missing}, expected a known {missing}.")
     if problem.weights is not None:
-        raise _refuse("the theorems are about equal weights, but the problem has its own")
+        raise _refuse(
+            "problem.weights: got unequal weights, expected 'uniform' as in the theorems."
+        )
     value = float(problem.value(job.initial) + problem.regularizer.value(job.initial))
     squares = [
         float(client.evaluation_gradient(job.initial).square().sum()) for client in problem.clients
     ]
     if not math.isfinite(value):
-        raise _refuse("needs a start in the domain of g, but F is infinite there")
+        raise _refuse("initial: got a point where F is infinite, expected one in the domain of g.")
     gap = max(0.0, value - facts.infimum)
     return Start(facts.smoothness, gap, sum(squares) / len(squares), problem.num_clients)
 
@@ -185,8 +191,8 @@ def _choose(theorem: Theorem, job: Job, engine: EngineChoice, L: float) -> str:
     method = job.algorithm
     if isinstance(method, AbsentClientAlignment):
         raise _refuse(
-            f"the theorems are about absent clients that keep what they have, but those of this "
-            f"{type(method).__name__} move along; use FedADMM or FedDR"
+            f"algorithm: got {type(method).__name__}, which changes the states of absent clients; "
+            "expected FedADMM or FedDR, which keep them as in the theorems."
         )
     asynchronous = engine.is_asynchronous
     allowed: tuple[str, ...] = ()
@@ -194,36 +200,39 @@ def _choose(theorem: Theorem, job: Job, engine: EngineChoice, L: float) -> str:
         plain = method.bias is None and method.members == "all"
         if not isinstance(method.rho, float | int) or not plain:
             raise _refuse(
-                "FedADMM's theorems need FedADMM itself with a constant rho, step='tracking' and "
-                "members='all'"
+                f"algorithm: got {type(method).__name__} in a variant without a theorem, expected "
+                "FedADMM with a constant rho, step='tracking' and members='all'."
             )
         allowed = ("gong", "wang") if method.rho > gong_rho_min(L) else ("wang", "gong")
     elif isinstance(method, FedDR | FedDRII):
         allowed = ("async-feddr",) if asynchronous else ("feddr",)
     if not allowed:
-        where = " without rounds" if asynchronous else ""
-        raise _refuse(f"there is no theorem about {type(method).__name__}{where}")
+        where = " in an asynchronous run" if asynchronous else ""
+        raise _refuse(
+            f"algorithm: got {type(method).__name__}{where}, expected a method with a theorem."
+        )
     if theorem != "auto" and theorem not in allowed:
-        raise _refuse(f"theorem is {theorem!r}, but for this run must be {' or '.join(allowed)}")
+        raise _refuse(f"theorem: got {theorem!r}, expected {' or '.join(allowed)} for this run.")
     return allowed[0] if theorem == "auto" else theorem
 
 
 def _least_probability(job: Job, sampler: Sampler, engine: EngineChoice) -> float:
     probabilities = sampler.probabilities(job.problem.num_clients)
     if not sampler.is_random or probabilities is None:
-        reason = "has no probabilities that stay" if sampler.is_random else "is not random"
+        reason = "time-varying probabilities" if sampler.is_random else "a deterministic order"
         raise _refuse(
-            f"{type(sampler).__name__} {reason}, but the theorems are about random clients"
+            f"sampler: got {type(sampler).__name__} with {reason}, expected random sampling with "
+            "constant probabilities."
         )
     if isinstance(engine, VirtualTime):
         sure = engine.availability == 1.0 and engine.dropout == 0.0 and engine.deadline is None
         if not sure:
-            raise _refuse("needs a clock without absences, losses and deadlines")
+            raise _refuse("engine: got absences, dropout or a deadline, expected none of them.")
     return float(min(probabilities))
 
 
 def _mapping(job: Job, step: float) -> Callable[[Any, ClientStateStore], float]:
-    """||G_step(xbar)||²."""
+    """Return the measure ||G_step(xbar)||², a function of server state and client states."""
 
     def measure(server: Any, store: ClientStateStore) -> float:
         params = job.algorithm.global_params(server)
@@ -233,18 +242,21 @@ def _mapping(job: Job, step: float) -> Callable[[Any, ClientStateStore], float]:
 
 
 def relaxation(method: AnyAlgorithm) -> float:
-    """Return alpha of the Douglas-Rachford step that the method makes; 1 is no relaxation."""
+    """Return alpha of the method's Douglas-Rachford step; 1 means no relaxation."""
     return method.alpha if isinstance(method, FedDR) else 1.0
 
 
 def _starts_at_a_prox(job: Job) -> bool:
-    """Whether x0 = prox_{step g}(x0), so that the first model is a prox as all others are."""
+    """Return whether x0 = prox_{step g}(x0), as for all later server models."""
     moved = job.problem.regularizer.prox(job.initial, prox_step(job.algorithm))
     return bool((moved == job.initial).all())
 
 
 def _after_initial_round(start: Start, job: Job, eta: float, epsilon: float = 0.0) -> float:
-    """The gap once everybody has x_i = prox(v_i), which a gradient at x0 gives without moving."""
+    """Return the gap after the initial round, in which all clients compute x_i = prox(v_i).
+
+    Methods that evaluate only a gradient at x0 in that round keep the gap at x0.
+    """
     if not job.algorithm.requirements.local_in(-1).local_solve:
         return start.gap
     return start.gap + feddr_prox_start_excess(start.L, eta, start.gradients, epsilon=epsilon)
@@ -254,7 +266,7 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Covered:
     eta = prox_step(job.algorithm)
     alpha = relaxation(job.algorithm)
     gap, gradients = start.gap, start.gradients
-    feddr_constants(start.L, eta, alpha, p_hat)  # refuses what the theorem does not cover
+    feddr_constants(start.L, eta, alpha, p_hat)  # rejects settings outside the theorem
     errors = local_errors(job, 1 / eta, p_hat)
     mapping = 0.0
     if job.algorithm.requirements.initial_round is not None:
@@ -280,19 +292,22 @@ def _feddr(job: Job, start: Start, p_hat: float, theorem: str) -> Covered:
 
 def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start) -> Covered:
     if not isinstance(job.solver, ExactSolver):
-        raise _refuse("the asynchronous theorem needs exact local solves; use ExactSolver")
+        raise _refuse(
+            f"solver: got {type(job.solver).__name__}, expected ExactSolver, as the asynchronous "
+            "theorem requires."
+        )
     law = arrival_law(job, sampler, engine)
     eta, alpha = prox_step(job.algorithm), relaxation(job.algorithm)
     gap, gradients, n = start.gap, start.gradients, start.clients
-    # Refuses what the theorem does not cover, whatever the delays.
+    # Reject settings outside the theorem for every delay.
     tau, T, p_hat = law(None)
     async_certificate(n, tau, T, p_hat, start.L, alpha, eta)
     if job.algorithm.requirements.initial_round is not None:
         gap, gradients = _after_initial_round(start, job, eta), 0.0
     elif not _starts_at_a_prox(job):
         raise _refuse(
-            "the asynchronous theorem with a regularizer needs init='prox': the first model x0 is "
-            "not the prox of the server's mean, and stale models are paid for by such steps"
+            "algorithm.init: got 'start' with a regularizer, expected 'prox', because the "
+            "asynchronous theorem requires the initial model to be the prox of the server's mean."
         )
 
     def bound(rounds: int, record: Record) -> float:
@@ -304,9 +319,9 @@ def _asynchronous(job: Job, sampler: Sampler, engine: EngineChoice, start: Start
 
 def _gong(job: Job, start: Start, p_hat: float) -> Covered:
     rho = 1 / prox_step(job.algorithm)
-    gong_constants(start.L, rho, p_hat)  # refuses what the theorem does not cover
+    gong_constants(start.L, rho, p_hat)  # rejects settings outside the theorem
     if not has_gongs_measure(job.problem):
-        raise _refuse("Gong's theorem is about g = 0, but the problem has a regularizer")
+        raise _refuse("problem.regularizer: got a regularizer, expected none in Gong's theorem.")
     errors = local_errors(job, rho, p_hat)
 
     def bound(rounds: int, record: Record) -> float:

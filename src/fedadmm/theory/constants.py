@@ -1,4 +1,4 @@
-"""Estimates of the constants that the theorems need, from a sample of clients and data."""
+"""Estimates of the constants in the theorems, from a subset of the clients and their samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedadmm.core.rng import Key, derive, generator, numpy_generator
 from fedadmm.core.validation import Count, check
 
 PROBE_STEPS = 10
-"""Gradient steps after which the curvature is estimated a second time, because it tends to grow."""
+"""Number of gradient steps before the second estimate of the curvature, which tends to grow."""
 _CONVEX_LOSSES = (losses.cross_entropy, losses.binary_cross_entropy, losses.half_squared_error)
 
 
@@ -32,15 +32,15 @@ class Constants(NamedTuple):
     clients: list[int]
     """The sampled clients."""
     client_smoothness: list[float]
-    """The largest curvature found at each sampled client."""
+    """The largest estimated curvature of each sampled client."""
     known_smoothness: float | None
-    """L, where the problem declares it."""
+    """L if the problem declares it, otherwise None."""
     convexity: float | None
     """Modulus of strong convexity; 0 if only convex, None if not known to be convex."""
     start_gradient: float
     """mean ||grad f_i||² at the initial point, G0 of the bounds."""
     gap: float
-    """F - F* at the initial point; with F* = 0 where it is not known."""
+    """F - F* at the initial point; an unknown F* is taken as 0."""
     dissimilarity: float
     """B of Gong et al. (9): sum ||grad f_i||² <= B² ||sum grad f_i||² over all n clients."""
     gradient_bound: float
@@ -48,12 +48,12 @@ class Constants(NamedTuple):
 
     @property
     def smoothness(self) -> float:
-        """L: the declared smoothness, or else the largest that was found."""
+        """L: the declared smoothness, or the largest estimate if none is declared."""
         return self.known_smoothness or max(self.client_smoothness)
 
     @property
     def smoothness_spread(self) -> float:
-        """Standard deviation of the smoothness over the clients; 0 where it is declared."""
+        """Standard deviation of the smoothness over the clients; 0 if it is declared."""
         if self.known_smoothness is not None or len(self.client_smoothness) < 2:
             return 0.0
         return statistics.stdev(self.client_smoothness)
@@ -73,13 +73,13 @@ def estimate_constants(
     Args:
         problem: The clients' objectives.
         initial: The initial vector, which also fixes the precision.
-        clients: How many clients are sampled.
-        samples: How many samples of each client the curvature is estimated on.
-        seed: Decides which clients and samples.
+        clients: Number of clients that are sampled.
+        samples: Number of samples per client for the estimate of the curvature.
+        seed: Seed of the choice of clients and samples.
         on_progress: Called with the current step, the number of steps done and their total.
 
     Returns:
-        The estimates. They hold at the points that were visited and prove nothing about others.
+        The estimates, which hold at the evaluated points only.
 
     Example:
         >>> from fedadmm.data import problems
@@ -123,6 +123,8 @@ def estimate_constants(
 
 
 class _GradientNorms(NamedTuple):
+    """Norms of the clients' gradients at one point."""
+
     mean_square: float
     """mean ||grad f_i||²."""
     ratio: float
@@ -146,7 +148,11 @@ def _gradient_norms(objectives: Sequence[Objective], point: Tensor) -> _Gradient
 def _curvature_around(
     objective: Objective, start: Tensor, samples: int, key: Key
 ) -> tuple[float, Tensor]:
-    """The larger curvature at the start and after a few steps of length 1/L, and that point."""
+    """Estimate the curvature at the start and after a few gradient steps of length 1/L.
+
+    Returns:
+        The larger of both estimates, and the point after the steps.
+    """
     chosen, size = None, objective.num_samples
     if size > samples:
         chosen = torch.randperm(size, generator=generator(derive(key, "rows")))[:samples]
@@ -162,7 +168,10 @@ def _curvature_around(
 
 
 def _convexity(objective: Any) -> float | None:
-    """By the kind of objective; a curvature at one point proves nothing about others."""
+    """Return the modulus of strong convexity known from the class of an objective, or None.
+
+    It cannot be estimated, because the curvature at some points is no bound for other points.
+    """
     if isinstance(objective, LeastSquares | LogisticRegression):
         return float(objective.ridge)
     if isinstance(objective, Quadratic):
@@ -181,10 +190,10 @@ Product = Callable[[Tensor], Tensor]
 
 
 def hessian_product(objective: Objective, params: Tensor, rows: Tensor | None) -> Product:
-    """Return the map v -> H v at `params`, over some samples.
+    """Return the map v -> H v, where H is the Hessian at `params` over the given samples.
 
-    Models use automatic differentiation. Closed-form objectives have gradients only; central
-    differences of those are exact for quadratics up to rounding.
+    Models use automatic differentiation. Closed-form objectives provide gradients only; their
+    central differences are exact for quadratics up to rounding.
     """
     if isinstance(objective, ModelObjective):
         return _differentiated(objective, params, rows)
@@ -200,7 +209,7 @@ def hessian_product(objective: Objective, params: Tensor, rows: Tensor | None) -
 
 
 def _differentiated(objective: ModelObjective, params: Tensor, rows: Tensor | None) -> Product:
-    """One graph of the gradient, in evaluation mode, differentiated for every vector."""
+    """Return v -> H v of a model in evaluation mode, from one graph of the gradient."""
     flat = objective.flat
     flat.load(params)
     flat.module.eval()

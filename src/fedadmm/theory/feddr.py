@@ -1,8 +1,8 @@
-"""FedDR of Tran-Dinh, Pham, Phan and Nguyen (2021), Theorem 3.1, and Wang's Theorem 2 on FedADMM.
+"""Theorem 3.1 on FedDR (Tran-Dinh, Pham, Phan and Nguyen, 2021) and Wang's Theorem 2 on FedADMM.
 
-The paper puts its step-size conditions (33) and the constants (35) into a supplement and only
-Wang, Marella and Anderson (2022, Theorem 2) print them, for alpha = 1. The general form is derived
-here from one descent inequality. With x = eta L, d_i = (y_i - x_i)/eta and the Lyapunov function
+The step-size conditions (33) and the constants (35) are in a supplement of the paper; Wang, Marella
+and Anderson (2022, Theorem 2) print them for alpha = 1. The general form is derived here from one
+descent inequality. With x = eta L, d_i = (y_i - x_i)/eta and the Lyapunov function
 
     V = g(xbar) + (1/n) sum_i [ f_i(x_i) + <d_i, xbar - x_i> + ||xbar - x_i||²/(2 eta) ]
 
@@ -12,11 +12,11 @@ alpha² ||xbar - x_i||² <= 2 (1 + x²) ||x_i⁺ - x_i||². So the steps are adm
 eta L < 1 - alpha/2. Without slack, eta = 1/(3L), alpha = 1 and p_i = 1/n give C1 = 160 L n / 3 as
 in Corollary 3.1.
 
-The server must hold xtilde = mean of the xhat_i from the start, as with both choices of `init`.
+The derivation assumes xtilde = mean of the xhat_i from the start, as with both choices of `init`.
 
 Wang's eta is the penalty of the augmented Lagrangian, rho elsewhere in this package: Theorem 2 is
 Theorem 3.1 at alpha = 1 with the step 1/eta. Its printed rho1 and rho2 lack (1 + x)² on the term
-with gamma1 and are too small for a small gamma1; those derived here take their place.
+with gamma1 and are too small for a small gamma1; the corrected constants are used instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedadmm.theory.bounds import SLACKS
 
 
 class FedDRConstants(NamedTuple):
-    """The constants of Theorem 3.1; those that multiply local errors are infinite without slack."""
+    """Constants of Theorem 3.1; without slack, the factors of local errors are infinite."""
 
     beta: float
     rho1: float
@@ -45,7 +45,7 @@ class FedDRConstants(NamedTuple):
 
 @checked_arguments
 def feddr_eta_max(L: Positive, alpha: Annotated[float, Gt(0), Lt(2)] = 1.0) -> float:
-    """The largest eta, itself excluded, for a given alpha: (1 - alpha/2) / L, the condition (33).
+    """Return the exclusive upper limit of eta for a given alpha: (1 - alpha/2) / L, from (33).
 
     Its inverse, 2L for alpha = 1, is the smallest penalty of Wang's Theorem 2.
     """
@@ -53,7 +53,7 @@ def feddr_eta_max(L: Positive, alpha: Annotated[float, Gt(0), Lt(2)] = 1.0) -> f
 
 
 def feddr_alpha_max(L: float, eta: float) -> float:
-    """The largest alpha, itself excluded, for a given eta < 1/L: 2 (1 - eta L)."""
+    """Return the exclusive upper limit of alpha for a given eta < 1/L: 2 (1 - eta L)."""
     check("feddr_alpha_max", "eta", eta, Annotated[float, Gt(0), Lt(1.0 / L)])
     return 2.0 * (1.0 - eta * L)
 
@@ -62,7 +62,7 @@ def feddr_alpha_max(L: float, eta: float) -> float:
 def feddr_constants(
     L: Positive, eta: Positive, alpha: float = 1.0, p_hat: Share = 1.0, *, slack: NotNegative = 0.0
 ) -> FedDRConstants:
-    """beta, rho1, rho2 (35) and C1, C2, C3 (5) of Theorem 3.1, for any 0 < alpha < 2.
+    """Return beta, rho1, rho2 (35) and C1, C2, C3 (5) of Theorem 3.1, for any 0 < alpha < 2.
 
         N    = 2 - alpha (1 + x) - 2x² - 4 gamma4 (1 + x²),                       x = eta L
         beta = alpha p_hat N / (2 eta (1 + gamma1)(1 + x²))
@@ -72,23 +72,26 @@ def feddr_constants(
         C2   = rho1 C1 + (1 + x)² (1 + gamma2)/(eta² gamma2),     C3 = rho2 C1
 
     N, beta and C1 are the paper's. rho1 and rho2 are derived here for every alpha, and the last
-    term of C2 multiplies eps_{i,k} instead of eps_{i,k+1}: it comes from the gradient mapping at
-    xbar^k, which sees the present errors. gamma3 of the paper appears nowhere.
+    term of C2 multiplies eps_{i,k} instead of eps_{i,k+1}, because it comes from the gradient
+    mapping at xbar^k, which depends on the errors of round k. gamma3 of the paper is not used.
 
     Args:
         L: Lipschitz constant of the gradients.
         eta: step of the proximal operators.
         alpha: relaxation, 0 < alpha < 2.
-        p_hat: the smallest probability of taking part (Assumption 3.1).
-        slack: s against local errors; 0 suits exact solves only. gamma1 = gamma2 = s, and gamma4
-            is s/(1 + s) of the largest one, with which N would be 0.
+        p_hat: the smallest probability with which a client is sampled (Assumption 3.1).
+        slack: s > 0 for inexact solves, 0 for exact ones. gamma1 = gamma2 = s, and gamma4 is
+            s/(1 + s) times the value for which N = 0.
+
+    Raises:
+        ParameterError: eta is too large for alpha.
     """
     eta_max, x = feddr_eta_max(L, alpha), eta * L
     exact = 2.0 - alpha * (1.0 + x) - 2.0 * x**2
     if eta >= eta_max or exact <= 0.0:
         raise ParameterError(
-            f"feddr_constants: eta is {eta!r}, but Theorem 3.1 with alpha = {alpha:g} "
-            f"needs eta < {eta_max:.4g}"
+            f"feddr_constants: eta: got {eta!r}, expected eta < {eta_max:.4g}, as Theorem 3.1 "
+            f"requires for alpha = {alpha:g}."
         )
     wide, gamma4 = 1.0 + slack, exact / (4.0 * (1.0 + x**2)) * slack / (1.0 + slack)
     descent = exact / wide
@@ -116,26 +119,27 @@ def feddr_bound(
     start_gradient: NotNegative = 0.0,
     start_mapping: NotNegative = 0.0,
 ) -> float:
-    """Theorem 3.1 (5): a bound on the mean of E||G_eta(xbar^k)||² over k = 0 ... K, K = rounds.
+    """Return the bound of Theorem 3.1 (5) on the mean of E||G_eta(xbar^k)||² over k = 0 ... K.
 
         [ C1 gap + (C2 + C3) error_sum
           + (rho1 C1 + Q/p_hat) eta² G0/(1 + x)² + ||G_eta(x0)||² ] / (K + 1),   Q = C2 - rho1 C1
 
-    After K rounds the server has had K + 1 models, xbar^0 ... xbar^K. The slack that
-    makes the bound smallest is chosen from a fixed ladder; without any error it is 0.
+    K rounds produce K + 1 server models, xbar^0 ... xbar^K. The slack is the one of a fixed grid
+    that gives the smallest bound, or 0 if all solves are exact.
 
-    The last two terms are not printed. With `init="start"` (x_i = y_i = x0) a client that has not
-    solved yet carries the error grad f_i(x0) in place of eps_{i,0}, for an expected 1/p_i rounds.
-    Without it (5) is wrong: started at the minimiser of F it says that the model never moves. With
-    `init="prox"` leave start_gradient at 0 and add `feddr_prox_start_excess` to the gap. And where
-    xbar^0 = x0 is not prox_{eta g} of the server's mean, which is x0 too, the proof's bound on
-    ||G_eta(xbar^k)||² by the distances ||xbar^k - x_i^k||², all zero then, begins with k = 1 only.
+    The last two terms are missing from the paper. With `init="start"` (x_i = y_i = x0), a client
+    that has not solved yet has the error grad f_i(x0) in place of eps_{i,0}, for an expected 1/p_i
+    rounds. Without this term (5) is wrong: from the minimiser of F it would imply that the model
+    never moves. With `init="prox"` leave start_gradient at 0 and add `feddr_prox_start_excess` to
+    the gap. If xbar^0 = x0 is not prox_{eta g} of the server's mean, which is also x0, the proof's
+    bound on ||G_eta(xbar^k)||² by the distances ||xbar^k - x_i^k||² does not hold at k = 0, where
+    all distances are zero; ||G_eta(x0)||² covers that iterate.
 
     Args:
         L: Lipschitz constant of the gradients.
         eta: step of the proximal operators.
         alpha: relaxation.
-        p_hat: the smallest probability of taking part.
+        p_hat: the smallest probability with which a client is sampled.
         rounds: K.
         gap: F(x0) - F*.
         error_sum: (1/n) sum_i sum_{k=1}^{K+1} eps_{i,k}², eps the distance to the exact prox; from
@@ -161,15 +165,17 @@ def feddr_bound(
 def feddr_prox_start_excess(
     L: Positive, eta: float, start_gradient: NotNegative, *, epsilon: NotNegative = 0.0
 ) -> float:
-    """What `init="prox"` adds to the gap of Theorem 3.1, with x = eta L and e = epsilon.
+    """Return the term to add to the gap of Theorem 3.1 with `init="prox"`.
+
+    With x = eta L and e = epsilon it is
 
         ( eta sqrt(G0)/(1 - x) + e )²/eta + (1 + x) e²/(2 eta)
 
     The paper bounds V^0 by F(x0). But the x_i^0 = prox_{eta f_i}(x0) differ from each other: as
     xbar^0 minimises V^0, which is at most its value with x0 in that place,
-    V^0 <= g(x0) + (1/n) sum [f_i(x_i^0) + (3/(2 eta)) ||x0 - x_i^0||²]. A solve that misses the
-    prox by e has f_i(x_i^0) + ||x0 - x_i^0||²/(2 eta) <= f_i(x0) + (1 + x) e²/(2 eta), and
-    ||x0 - x_i^0|| <= eta ||grad f_i(x0)||/(1 - x) + e. Derived here.
+    V^0 <= g(x0) + (1/n) sum [f_i(x_i^0) + (3/(2 eta)) ||x0 - x_i^0||²]. A solve at distance e from
+    the prox has f_i(x_i^0) + ||x0 - x_i^0||²/(2 eta) <= f_i(x0) + (1 + x) e²/(2 eta), and
+    ||x0 - x_i^0|| <= eta ||grad f_i(x0)||/(1 - x) + e. This term is not in the paper.
 
     Args:
         L: Lipschitz constant of the gradients.
@@ -185,7 +191,7 @@ def feddr_prox_start_excess(
 
 @checked_arguments
 def feddr_best_steps(L: Positive) -> tuple[float, float]:
-    """The eta and alpha that make C1, and with it the bound for exact solves, smallest.
+    """Return the eta and alpha that minimise C1, and thus the bound for exact solves.
 
     C1 = (4L/p_hat) (1 + x)(1 + x²) / (alpha x (2 - 2x - alpha)) is smallest at alpha = 1 - x and
     3x³ + 3x² + 3x = 1: eta = 0.2531/L, alpha = 0.7469, C1 = 37.77 L/p_hat, where Corollary 3.1 has

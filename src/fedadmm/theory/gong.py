@@ -1,4 +1,4 @@
-"""FedADMM of Gong, Li and Freris (2022): the constants and the bound of Theorem 1.
+"""Constants and bound of Theorem 1 on FedADMM by Gong, Li and Freris (2022).
 
 The paper minimises sum_i f_i; here F = (1/n) sum_i f_i, so that L^0 - f* = n (F(x0) - F*) and the
 number of clients cancels from both sides of equation (8).
@@ -15,7 +15,7 @@ from fedadmm.theory.bounds import minimiser
 
 
 class GongConstants(NamedTuple):
-    """The constants of Theorem 1, equation (8)."""
+    """Constants of Theorem 1, equation (8)."""
 
     c1: float
     c2: float
@@ -24,13 +24,13 @@ class GongConstants(NamedTuple):
 
 @checked_arguments
 def gong_rho_min(L: Positive) -> float:
-    """The smallest rho of Theorem 1, itself excluded: (1 + sqrt(5)) L, where c1 becomes 0."""
+    """Return the exclusive lower limit of rho in Theorem 1: (1 + sqrt(5)) L, for which c1 = 0."""
     return (1.0 + math.sqrt(5.0)) * L
 
 
 @checked_arguments
 def gong_constants(L: Positive, rho: Positive, p_min: Share) -> GongConstants:
-    """c1, c2 and c3 of Theorem 1 (8).
+    """Return c1, c2 and c3 of Theorem 1 (8).
 
         c1 = p_min ((rho - 2L)/2 - 2L²/rho)
         c2 = 3 (L² + rho²) + 2 (1 + 2L²/rho²)
@@ -39,19 +39,22 @@ def gong_constants(L: Positive, rho: Positive, p_min: Share) -> GongConstants:
     Args:
         L: Lipschitz constant of every gradient of f_i (Assumption 1).
         rho: proximal coefficient, above `gong_rho_min(L)`.
-        p_min: the smallest probability with which a client takes part in a round.
+        p_min: the smallest probability with which a client is sampled in a round.
+
+    Raises:
+        ParameterError: rho is not above the limit.
     """
     rho_min = gong_rho_min(L)
     if rho <= rho_min:
         raise ParameterError(
-            f"gong_constants: rho is {rho!r}, but Theorem 1 needs "
-            f"rho > (1+sqrt(5)) L = {rho_min:.4g}"
+            f"gong_constants: rho: got {rho!r}, expected rho > (1+sqrt(5)) L = {rho_min:.4g}, as "
+            "Theorem 1 requires."
         )
     c1 = p_min * ((rho - 2.0 * L) / 2.0 - 2.0 * L**2 / rho)
-    if c1 <= 0.0:  # rho exceeds rho_min by less than rounding can tell
+    if c1 <= 0.0:  # rho exceeds rho_min by less than the rounding error of c1
         raise ParameterError(
-            f"gong_constants: rho is {rho!r}, but Theorem 1 needs more than rounding above "
-            f"(1+sqrt(5)) L = {rho_min:.4g}: c1 is {c1:.3g}"
+            f"gong_constants: rho: got {rho!r}, expected more than a rounding error above "
+            f"(1+sqrt(5)) L = {rho_min:.4g}, because c1 evaluates to {c1:.3g}."
         )
     c2 = 3.0 * (L**2 + rho**2) + 2.0 * (1.0 + 2.0 * L**2 / rho**2)
     c3 = 3.0 + 16.0 / rho**2 + c2 / c1 * (rho + 16.0 * L) / (2.0 * L * rho)
@@ -69,25 +72,24 @@ def gong_bound(
     epsilon_max: NotNegative = 0.0,
     start_gradient: NotNegative = 0.0,
 ) -> float:
-    """The right-hand side of Theorem 1 (8): a bound on (1/(nT)) sum_{t<T} E[V^t], T = rounds.
+    """Return the right-hand side of Theorem 1 (8), a bound on (1/(nT)) sum_{t<T} E[V^t].
 
         (c2/c1) (gap + eps/(2L)) / T + c3 eps                                     (as printed)
       + [ (c2/c1) (4/rho + 1/(2(rho - L))) + 8/(p_min rho²) ] G0 / T              (the start)
 
-    The printed line is Theorem 1 with eps = `epsilon_max`. It is wrong for the printed start
-    w_i = theta, y_i = 0: Lemmas 1 and 3 use ||grad f_i(w_i) + y_i||² <= eps_i, which no client
-    fulfils before its first solve. (Started at the minimiser of F, gap is 0 and the printed bound
-    says V = 0, yet V^0 = sum ||grad f_i(x0)||² > 0.) The second line, derived here, repairs it:
-    a client's first dual step adds at most 4||grad f_i(x0)||²/rho to the Lagrangian, the
-    consensus distance of a client that has not been seen costs 8||grad f_i(x0)||²/rho² for an
-    expected 1/p_min rounds, and its part of the Lagrangian lies at most
-    ||grad f_i(x0)||²/(2(rho - L)) below f_i.
+    The first line is Theorem 1 with eps = `epsilon_max`. It does not hold for the start of the
+    paper, w_i = theta and y_i = 0: Lemmas 1 and 3 use ||grad f_i(w_i) + y_i||² <= eps_i, which does
+    not hold before a client's first solve. (At the minimiser of F, gap is 0 and the printed bound
+    implies V = 0, yet V^0 = sum ||grad f_i(x0)||² > 0.) The second line corrects this: a client's
+    first dual step adds at most 4||grad f_i(x0)||²/rho to the Lagrangian, the consensus distance of
+    a client before its first solve adds 8||grad f_i(x0)||²/rho² for an expected 1/p_min rounds, and
+    its term of the Lagrangian is at most ||grad f_i(x0)||²/(2(rho - L)) below f_i.
 
     Args:
         L: Lipschitz constant of the gradients.
         rho: proximal coefficient.
-        p_min: the smallest probability of taking part.
-        rounds: T, the rounds averaged over.
+        p_min: the smallest probability with which a client is sampled.
+        rounds: T, the number of rounds in the mean.
         gap: F(x0) - F* of the mean objective F.
         epsilon_max: the largest local accuracy, ||grad L_i||² <= epsilon_i (6).
         start_gradient: G0 = (1/n) sum ||grad f_i(x0)||²; 0 when the duals start at -grad f_i(x0).
@@ -100,7 +102,7 @@ def gong_bound(
 
 
 def gong_best_rho(L: float) -> float:
-    """The rho that makes c2/c1, and with it the bound for exact solves, smallest.
+    """Return the rho that minimises c2/c1, and thus the bound for exact solves.
 
     c2 is convex and c1 concave in rho, so that their ratio has one minimum.
     """
@@ -117,17 +119,18 @@ def gong_best_rho(L: float) -> float:
 def table_one(
     epsilon: Positive, m: Count, S: Positive, B: NotNegative, G: NotNegative
 ) -> dict[str, float]:
-    """The orders of Table I: rounds to an epsilon-stationary point, without the hidden constants.
+    """Return the orders of Table I: rounds to an epsilon-stationary point, up to constant factors.
 
     Args:
         epsilon: the accuracy.
-        m: the clients.
-        S: those that take part in a round.
+        m: number of clients.
+        S: number of participants per round.
         B: the dissimilarity of the cited theorems, which compare means: sqrt(m) times that of (9).
         G: the bound on the clients' gradients (10).
 
-    FedProx is infinite unless S > B^2 and FedPD unless all clients take part: the conditions of
-    the table's footnotes.
+    Returns:
+        The order of each method by its name. By the conditions in the table's footnotes, FedProx is
+        infinite unless S > B^2, and FedPD unless all clients participate.
     """
     return {
         "FedAvg": (m - S) / (m * S) / epsilon**2 + G / epsilon**1.5 + B**2 / epsilon,
