@@ -86,7 +86,7 @@ def test_run_shows_where_the_time_went(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "Where the time of 2 rounds went" in result.stdout
     assert [phase for phase in PHASES if f"│ {phase}" not in result.stdout] == []
-    assert '"Where the time went"' in (folder / "report.html").read_text()
+    assert '"Time of a round by phase"' in (folder / "report.html").read_text()
 
 
 def test_run_takes_every_shortcut(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_site_of_one_s_own_table_counts_by_its_rows(tmp_path: Path) -> None:
     assert "hardly repeat, as numbers of rows, names or dates do: patient_no; leave them" in said
     assert "--set problem.leave_out=\"['patient_no']\"" in said
     page = (tmp_path / "out/report.html").read_text()
-    assert "In the average each counts by these rows." in page
+    assert "In the average each client is weighted by its samples." in page
     panel = page.partition('<section id="federating">')[2].partition("</section>")[0]
     assert "<th>local</th><th>shared</th><th>personalised</th>" in panel
     assert "<td>a</td><td>2</td>" in panel

@@ -296,4 +296,4 @@ def test_hospitals_hide_their_patients_from_the_command_on(tmp_path):
     counts = {row["steps"] for account in accounts for row in account["noised"]}
     wanted = max(Accountant(1.5, 1e-4, 10 / steps).epsilon(steps) for steps in counts)
     assert spent == {"hides": "records", "epsilon": wanted, "delta": 1e-4}
-    assert "Privacy spent" in (out / "report.html").read_text()
+    assert "Privacy budget consumed" in (out / "report.html").read_text()

@@ -92,6 +92,6 @@ def test_a_comparison_of_rounds_and_no_rounds_under_one_clock(tmp_path: Path):
     assert strip.bars[0][:2] == [late[0]["cohort"]["clients"][0], 0.0]
     assert found["staleness"].lines[0].high[-1] == max(r["clock"]["staleness_max"] for r in late)
     page = write_report(tmp_path, tmp_path / "figures").read_text()
-    assert "Who worked when: late" in page
+    assert "Local work over time: late" in page
     assert json.dumps(strip.bars[0], separators=(",", ":")) in page
     assert (tmp_path / "figures" / "strip-late.svg").stat().st_size > 0

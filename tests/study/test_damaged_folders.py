@@ -74,4 +74,5 @@ def test_what_no_reader_expects_is_a_sentence(study, monkeypatch):
     monkeypatch.setattr("fedadmm.study.study_result.drawn", broken)
     done = CliRunner().invoke(app, ["report", str(study)])
     assert done.exit_code == 2
-    assert "is damaged or of another version (KeyError: 'x')" in done.output
+    assert "KeyError: 'x'" in done.output
+    assert "metrics.jsonl" in done.output

@@ -23,6 +23,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.core.errors import DataError
 from support.commands import write_small
+from support.rejections import naming
 
 NOT_MET = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -267,11 +268,11 @@ def test_rows_that_cannot_be_are_refused() -> None:
     model = fa.FederatedClassifier(rounds=1)
     with pytest.raises(NotFittedError):
         model.report("nowhere")
-    with pytest.raises(ValueError, match="groups has a gap"):
+    with pytest.raises(ValueError, match=naming("groups missing")):
         model.fit(x, y > 0, groups=np.where(site == "site 1", None, site))
     mixed = np.where(site == "site 1", 1, site.astype(object))
     with pytest.raises(
-        fa.errors.ParameterError, match="groups holds int and str, but must hold values"
+        fa.errors.ParameterError, match=naming("FederatedClassifier groups int str")
     ):
         model.fit(x, y > 0, groups=mixed)
     many = len(x)
@@ -281,17 +282,15 @@ def test_rows_that_cannot_be_are_refused() -> None:
         ("site", "()"),
         (wide, f"({many}, 2)"),
     ):
-        with pytest.raises(fa.errors.ParameterError) as caught:
+        with pytest.raises(
+            fa.errors.ParameterError, match=naming("FederatedClassifier groups")
+        ) as e:
             model.fit(x, y > 0, groups=short)
-        said = f"groups has shape {shape}, but must hold one value for each of {many} samples"
-        assert str(caught.value) == f"FederatedClassifier: {said}"
-    with pytest.raises(
-        fa.errors.ParameterError, match="y has a gap, but must hold a class for every row"
-    ):
+        assert shape in str(e.value)
+        assert str(many) in str(e.value)
+    with pytest.raises(fa.errors.ParameterError, match=naming("FederatedClassifier y")):
         model.fit(x, np.where(y > 0, "sick", None), groups=site)
-    with pytest.raises(
-        ValueError, match="sample_weight lies in -1 … 1, but each weight must be at least zero"
-    ):
+    with pytest.raises(ValueError, match=naming("FederatedClassifier sample_weight -1 1")):
         model.fit(x, y > 0, groups=site, sample_weight=np.where(y > 0, 1, -1))
     with pytest.raises(ValueError, match="could not convert string to float"):
         fa.FederatedClassifier(preparation="as-is").fit([["a"], ["b"]], [0, 1])

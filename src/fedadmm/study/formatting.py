@@ -1,4 +1,4 @@
-"""Numbers and tables for people, the same in terminal, Markdown, LaTeX, CSV and on the page."""
+"""Formatting of numbers and tables for the terminal, Markdown, LaTeX, CSV and the HTML report."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from fedadmm.study.statistics import Spread
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with what is being done, how many steps are done, and how many there are."""
+"""Callback with the current step, the number of steps done and their total."""
 
 NOTHING = "–"
 SPREAD = "± is the standard deviation over the seeds"
 
 
 def number(value: float, share: bool = False) -> str:
-    """Four significant digits, or a percentage with one decimal."""
+    """Format a number with four significant digits, or as a percentage with one decimal."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "not a number" if math.isnan(value) else "−∞"
     text = f"{100 * value:.1f} %" if share else f"{value:.4g}"
@@ -34,16 +34,16 @@ def number(value: float, share: bool = False) -> str:
 
 
 def ignore_progress(what: str, done: int, steps: int) -> None:
-    """Ignore the progress."""
+    """Do nothing: the default progress callback."""
 
 
 def metric(name: str, value: float) -> str:
-    """A metric's value; accuracies and sparsities are percentages."""
+    """Format a metric's value; accuracies and sparsities become percentages."""
     return number(value, run_history.metric(name).share)
 
 
 def spread(found: Spread, share: bool = False) -> str:
-    """Mean ± deviation; a single value has no deviation."""
+    """Format a mean ± standard deviation; a single value has no deviation."""
     if found.mean is None or found.std is None:
         return NOTHING
     text = number(found.mean, share)
@@ -54,7 +54,7 @@ def spread(found: Spread, share: bool = False) -> str:
 
 
 def describe(target: Target) -> str:
-    """A target in words."""
+    """Describe a target, such as "test accuracy ≥ 90 %"."""
     sign = "≥" if target.at_least else "≤"
     value = metric(target.metric, target.value).replace(".0 %", " %")
     title = run_history.metric(target.metric).title.lower()
@@ -62,7 +62,7 @@ def describe(target: Target) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes."""
+    """Format a number of bytes."""
     if count is None:
         return NOTHING
     for unit in ("B", "kB", "MB", "GB"):
@@ -73,7 +73,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds."""
+    """Format a number of seconds."""
     if seconds is None:
         return NOTHING
     if seconds < 60:
@@ -87,18 +87,18 @@ FOLDER = "tables"
 
 
 class Table(NamedTuple):
-    """A table with its heading and a sentence below it; a cell in `**` is bold."""
+    """A table with a title and a note below it; a cell enclosed in `**` is bold."""
 
     title: str
     headings: list[str]
     lines: list[list[str]]
     note: str = ""
     data: Sequence[Mapping[str, Any]] | None = None
-    """The numbers behind the lines, for CSV; the lines themselves where there are none."""
+    """Unformatted values for the CSV file, one mapping per line; None to write `lines` instead."""
 
 
 def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
-    """Write every table as NAME.md, NAME.tex and NAME.csv into the folder `tables` of a folder."""
+    """Write each table as NAME.md, NAME.tex and NAME.csv to `folder`/tables."""
     files.make_directory(folder / FOLDER)
     for name, table in tables.items():
         for ending, form in (("md", markdown), ("tex", latex), ("csv", as_csv)):
@@ -106,22 +106,22 @@ def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
 
 
 def number_cell(value: Any) -> str:
-    """A number with four digits, a word as it is, a dash for nothing."""
+    """Format a table cell: a float with four digits, None as a dash, other values unchanged."""
     if value is None:
         return NOTHING
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def markdown(table: Table) -> str:
-    """The table with its title and its note."""
+    """Return a table in Markdown, with its title and note."""
     parts = [f"## {table.title}", "\n".join(pipes(table.headings, table.lines))]
     return "\n\n".join([*parts, *([table.note] if table.note else [])]) + "\n"
 
 
 def pipes(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     rule = ["---"] * len(headings)
-    # Each cell on one line, and no sign ends it.
+    # Cells must be on one line, with escaped separators.
     rows = [
         " | ".join(_one_line(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in row)
         for row in (headings, rule, *lines)
@@ -134,7 +134,7 @@ def _one_line(cell: str) -> str:
 
 
 def latex(table: Table) -> str:
-    r"""A `tabular` for \usepackage{booktabs}; title and note are comments above it."""
+    r"""Return a LaTeX `tabular` for \usepackage{booktabs}, with title and note as comments."""
     comments = [f"% {line}" for line in f"{table.title}\n{table.note}".splitlines() if line]
     columns = "l" + "r" * (len(table.headings) - 1)
     head, *body = (" & ".join(map(_tex, row)) + r" \\" for row in (table.headings, *table.lines))
@@ -155,7 +155,7 @@ def latex(table: Table) -> str:
 
 _TEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | dict(
     [
-        *(("[", "{[}"), ("*", "{*}")),  # behind the end of a row they would be its options
+        *(("[", "{[}"), ("*", "{*}")),  # LaTeX reads them as options if they follow \\
         *(("\\", r"\textbackslash{}"), ("~", r"\textasciitilde{}"), ("^", r"\textasciicircum{}")),
         *(("<", r"\textless{}"), (">", r"\textgreater{}"), ("…", r"\ldots{}"), ("–", "--")),
         *(("±", r"$\pm$"), ("−", "$-$"), ("×", r"$\times$"), ("∞", r"$\infty$"), ("ρ", r"$\rho$")),
@@ -166,7 +166,7 @@ _TEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | dict(
 
 
 def _tex(cell: str) -> str:
-    """Text as LaTeX prints it."""
+    """Escape a cell for LaTeX."""
     cell = _one_line(cell)
     bold = re.fullmatch(r"\*\*(.*)\*\*", cell)
     text = "".join(_TEX.get(sign, sign) for sign in (bold[1] if bold else cell))
@@ -174,7 +174,7 @@ def _tex(cell: str) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """The numbers behind the lines, one row a line; else the lines as they are read."""
+    """Return a table as CSV: its unformatted values if there are any, otherwise its text."""
     if table.data is None:
         return csv_text(table.headings, [[c.strip("*") for c in line] for line in table.lines])
     columns = list(dict.fromkeys(key for row in table.data for key in row))
@@ -182,14 +182,14 @@ def as_csv(table: Table) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as a spreadsheet reads them."""
+    """Return CSV text that is safe to open in a spreadsheet program."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([map(_cell, row) for row in (columns, *rows)])
     return text.getvalue()
 
 
 def _cell(value: Any) -> Any:
-    """Lists in one cell; a text that a spreadsheet would take for a formula gets an apostrophe."""
+    """Join a list into one cell, and prefix text that looks like a formula with an apostrophe."""
     if isinstance(value, list):
         value = " ".join(str(item) for item in value)
     is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))

@@ -1,4 +1,4 @@
-"""What people hand to scikit-learn, arrays and data frames, as the samples of clients."""
+"""Conversion of scikit-learn inputs, arrays and data frames, into samples grouped by client."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from fedadmm.data.preparation import Cells, Weights
 
 
 class GroupedSamples(NamedTuple):
-    """Columns, targets as they came, whose each sample is, and what it counts."""
+    """Validated samples with the client and the weight of each."""
 
     cells: dict[str, NDArray[Any]]
+    """The feature columns by name."""
     y: NDArray[Any]
+    """The targets, unchanged."""
     owners: NDArray[np.int64]
     """The number of each sample's client, an index into `names`."""
     names: tuple[str, ...]
+    """The clients' names."""
     weights: Weights | None
+    """The sample weights; None for equal weights."""
 
     def clients(self) -> list[Cells]:
-        """The columns, client by client."""
+        """Return the feature columns of each client."""
         return [
             {name: column[self.owners == client] for name, column in self.cells.items()}
             for client in range(len(self.names))
         ]
 
     def of_clients(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """One number a sample, client by client."""
+        """Split an array with one value per sample into one array per client."""
         return [values[self.owners == client] for client in range(len(self.names))]
 
 
@@ -49,9 +53,20 @@ def samples_of(
     clients: int,
     seed: int,
 ) -> GroupedSamples:
-    """Checked samples; those of weight zero are left out.  `owner` is who refuses.
+    """Validate the samples and assign each to a client; samples of weight zero are dropped.
 
-    Without groups the samples are dealt out: every client gets one where there are enough.
+    Args:
+        owner: The name of the estimator, for error messages.
+        X: The validated features.
+        y: The targets.
+        names: The names of the columns of `X`.
+        groups: The client of each sample; None for a random split of equal sizes.
+        sample_weight: The weight of each sample; None for equal weights.
+        clients: The number of clients of a random split, at most one per sample.
+        seed: The seed of a random split.
+
+    Raises:
+        ParameterError: Weights are negative or all zero, or `groups` is invalid.
     """
     own = None if groups is None else groups_of(owner, groups, len(X))
     weights: Weights | None = None
@@ -60,8 +75,8 @@ def samples_of(
         if bool((weights < 0).any()) or not bool((weights > 0).any()):
             least, most = weights.min(), weights.max()
             raise ParameterError(
-                f"{owner}: sample_weight lies in {least:g} … {most:g}, but each weight must be at "
-                "least zero, and one above it"
+                f"{owner}: sample_weight: got values from {least:g} to {most:g}, expected values "
+                "of at least 0, one of them positive."
             )
         kept = weights > 0
         X, y, weights = X[kept], y[kept], weights[kept]
@@ -76,33 +91,42 @@ def samples_of(
 
 
 def groups_of(owner: str, groups: ArrayLike, samples: int) -> NDArray[Any]:
-    """Whose each sample is: values of one kind, without a gap."""
+    """Return the validated group label of each sample.
+
+    Args:
+        owner: The name of the estimator, for error messages.
+        groups: The client of each sample, as a vector or a column.
+        samples: The number of samples.
+
+    Raises:
+        ParameterError: Wrong length, missing labels, or labels that cannot be ordered.
+    """
     found = np.asarray(groups)
     if found.shape not in ((samples,), (samples, 1)):
         raise ParameterError(
-            f"{owner}: groups has shape {found.shape}, but must hold one value for each of "
-            f"{samples} samples"
+            f"{owner}: groups: got shape {found.shape}, expected one label for each of "
+            f"{samples} samples."
         )
     own: NDArray[Any] = column_or_1d(found)
     if any(map(is_gap, own)):
-        raise ParameterError(f"{owner}: groups has a gap, but must say whose every sample is")
+        raise ParameterError(f"{owner}: groups: got a missing value, expected a label per sample.")
     try:
         np.unique(own)
     except TypeError:
         kinds = " and ".join(sorted({type(one).__name__ for one in own}))
         raise ParameterError(
-            f"{owner}: groups holds {kinds}, but must hold values of one kind"
+            f"{owner}: groups: got labels of the types {kinds}, expected labels of one type."
         ) from None
     return own
 
 
 def cells_of(X: NDArray[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The columns, as `fedadmm.data.preparation` takes them."""
+    """Return the columns of an array in the format of `fedadmm.data.preparation`."""
     return {str(name): _column(X[:, index], name) for index, name in enumerate(names)}
 
 
 def categories(X: ArrayLike) -> set[str]:
-    """The columns of a data frame whose type says that they hold categories."""
+    """Return the names of the columns of a data frame that have a categorical dtype."""
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(X, pandas.DataFrame):
         return set()
@@ -111,7 +135,7 @@ def categories(X: ArrayLike) -> set[str]:
 
 
 def is_gap(value: object) -> bool:
-    """Whether a cell is None, NaN, or pandas' NA, which is not even sure to differ from itself."""
+    """Return whether a value is None, NaN, or pandas' NA, whose comparisons have no truth value."""
     try:
         return value is None or bool(value != value)
     except TypeError:
@@ -119,7 +143,7 @@ def is_gap(value: object) -> bool:
 
 
 def _column(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Numbers with NaN in their gaps, or text with nothing in them."""
+    """Return a column as numbers with NaN for missing values, or as text with empty strings."""
     if values.dtype.kind in "biuf":
         return values.astype(np.float64)
     gaps = [is_gap(value) for value in values]

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run or a study, and its figures as files."""
+"""HTML report of a run or a study as one self-contained page, with its tables and figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ def write_report(
 ) -> Path:
     """Write `report.html` into the directory of a run or a study and return its path.
 
-    Every table of it is written beside it, into `tables/`, as Markdown, LaTeX and CSV.  A
-    reproduction has a page for each of its settings, too, below `reports/`.
+    The tables of the report are also written as Markdown, LaTeX and CSV to the subfolder `tables`.
+    A reproduction has an additional page for each of its settings in the subfolder `reports`.
 
     Args:
-        directory: a run directory (`metrics.jsonl` …) or that of a study (`results.json`).  A run
-            or a comparison may still be going.
-        figures: where to put every figure as PNG, SVG and PDF; nowhere by default.
-        found: what a study came to, when that need not be read from its folder.
+        directory: The directory of a run (`metrics.jsonl` …) or of a study (`results.json`).  The
+            run or comparison may be unfinished.
+        figures: The directory for all figures as PNG, SVG and PDF; None writes no figures.
+        found: The result of the study; None reads it from the directory.
+
+    Raises:
+        DataError: A file of the directory is damaged or of another version.
     """
     from fedadmm.study.study_result import drawn, read_study
 
@@ -37,15 +40,17 @@ def write_report(
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if not foreign or isinstance(error, FedADMMError):
             raise
-        # Readers check what they read; what still does not fit comes from a file by hand.
+        # The readers validate the files; remaining errors come from manually edited files.
         what = f"{type(error).__name__}: {str(error)[:200]}"
         raise DataError(
-            f"{directory}: one of its files (results.json, summary.json, partition.json, "
-            f"metrics.jsonl) is damaged or of another version ({what}); --debug shows where"
+            f"{directory}: got unreadable content ({what}), expected intact files results.json, "
+            "summary.json, partition.json and metrics.jsonl of this version.  --debug shows the "
+            "position."
         ) from error
 
 
 def _write(content: StudyResult, directory: Path, figures: Path | None) -> Path:
+    """Write the page, the tables and the figures of a study, and return the path of the page."""
     from fedadmm.study import formatting
     from fedadmm.study.report.drawing import draw_figures
     from fedadmm.study.report.page import render
@@ -62,7 +67,7 @@ def _write(content: StudyResult, directory: Path, figures: Path | None) -> Path:
 
 
 def _write_settings(found: StudyResult, figures: Path | None) -> Path:
-    """A page a setting, and one with the tables that leads to them."""
+    """Write a page per setting of a reproduction, and a page with tables that links to them."""
     from html import escape
 
     from fedadmm.study.report.page import paragraph, plain_page, table_html

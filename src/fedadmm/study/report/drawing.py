@@ -1,4 +1,4 @@
-"""The report's figures as PNG, SVG and PDF, drawn by matplotlib without a browser."""
+"""Figures of the report as PNG, SVG and PDF files, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -54,7 +54,16 @@ SETTINGS = {
 
 
 def draw_figures(content: StudyResult, sections: list[Section], directory: Path) -> list[Path]:
-    """Every panel, on every axis it has, as `<panel>[-<axis>].png`, `.svg` and `.pdf`."""
+    """Write each panel on each of its axes as `<panel>[-<axis>].png`, `.svg` and `.pdf`.
+
+    Args:
+        content: The study.
+        sections: The sections of its report.
+        directory: The directory to write to; created if missing.
+
+    Returns:
+        The paths of all files.
+    """
     import matplotlib
 
     chosen = styles_of(content)
@@ -66,7 +75,7 @@ def draw_figures(content: StudyResult, sections: list[Section], directory: Path)
             for axis in choices:
                 ending = f"-{axis.name}" if axis and len(section.axes) > 1 else ""
                 for name, figure in _figures(section, axis, chosen):
-                    # A metric may be called anything; a file may not.
+                    # Names of metrics may contain characters that are invalid in file names.
                     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
                     written += _save(figure, directory, safe + ending)
     return written
@@ -75,7 +84,7 @@ def draw_figures(content: StudyResult, sections: list[Section], directory: Path)
 def _figures(
     section: Section, axis: Axis | None, chosen: dict[str, Style]
 ) -> Iterator[tuple[str, Figure]]:
-    """Every panel with its name; small ones share a figure."""
+    """Yield the figures of a section with their names; small panels share a figure."""
     if section.columns:
         yield section.name, _multiples(section, axis, chosen)
         return
@@ -163,7 +172,11 @@ def _strip(plot: Axes, panel: Strip, style: Style) -> None:
 
 
 def _marker(line: Line, chosen: dict[str, Style]) -> dict[str, Any]:
-    """A cross where a seed diverged; else the method's marker here and there, if it has company."""
+    """Return the marker options of a curve.
+
+    A diverged seed has a cross at its end; otherwise the method's marker appears at a few points,
+    if the figure shows several methods.
+    """
     if line.ended:
         return {"marker": "x", "markevery": [len(line.y) - 1]}
     if len(chosen) == 1:

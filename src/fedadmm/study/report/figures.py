@@ -1,10 +1,10 @@
-"""The kinds of figures: data series that the page and `drawing` draw alike; curves; colours.
+"""Data types of figures, shared by the HTML page and `drawing`; curves over seeds; line styles.
 
-One colour, one dash pattern and one marker per method, the same in every figure of a report.  The
-first hues are those of Okabe and Ito and of Tol, which stay apart for colour-blind readers; methods
-that come near each other under a colour vision deficiency differ in their dashes too, and no two
-methods of a report share a marker.  Each colour has a shade for a light page and one for a dark
-page, both with a contrast of at least 3:1.
+Each method has one colour, dash pattern and marker in all figures of a report.  The first hues are
+those of Okabe and Ito and of Tol, which colour-blind readers can distinguish; methods with similar
+colours under a colour vision deficiency also differ in their dashes, and no two methods of a report
+share a marker.  Each colour has a shade for a light and one for a dark page, both with a contrast
+of at least 3:1.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fedadmm.study.run_history import Columns, Numbers
 from fedadmm.study.study_result import StudyResult
 
 PANEL_POINTS = 2600
-"""The points that the curves of a panel share: longer ones are thinned, so that a page stays small
-however much is compared.  A curve's extremes are drawn besides."""
+"""Largest total number of points of all curves in a panel.  Longer curves are subsampled, which
+limits the size of the page; the extremes of each curve are always kept."""
 MOST_POINTS = 400
-"""The longest curve, which a panel with few curves allows; more than a screen resolves."""
+"""Largest number of points of one curve, above the resolution of a screen."""
 
 Value = Callable[[Columns], Numbers]
-"""What is drawn: a number for every record, NaN where there is none."""
+"""Function from a run's columns to the drawn quantity: one number per record, NaN if missing."""
 
 
 class Axis(NamedTuple):
-    """What a curve can be drawn against."""
+    """A quantity on the horizontal axis."""
 
     name: str
     title: str
@@ -38,7 +38,7 @@ class Axis(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A curve; `low` and `high` are empty when there is no spread."""
+    """A curve; `low` and `high` are empty if there is only one seed."""
 
     label: str
     x: dict[str, list[float]]
@@ -46,15 +46,15 @@ class Line(NamedTuple):
     low: list[float]
     high: list[float]
     ended: bool = False
-    """A seed that diverged: it is drawn alone, outside the mean."""
+    """Whether this is a diverged seed, drawn separately and excluded from the mean."""
     part: str = ""
-    """What the curve is, when a panel shows several quantities."""
+    """The name of the quantity, if a panel shows several."""
     behind: bool = False
-    """Whether it is drawn pale behind the others, to compare them with."""
+    """Whether the curve is a pale reference behind the others."""
 
 
 def axes(runs: Sequence[RecordedRun]) -> list[Axis]:
-    """Rounds, bytes, time, and the simulated time of asynchronous runs."""
+    """Return the horizontal axes: rounds, bytes, time, and simulated time if recorded."""
     most_bytes = max((run.tally["bytes_up"] + run.tally["bytes_down"] for run in runs), default=0)
     found = [Axis("rounds", "rounds")]
     if most_bytes:
@@ -74,7 +74,7 @@ def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, floa
 
 
 def lines(content: StudyResult, known: list[Axis], value: Value, part: str = "") -> list[Line]:
-    """The curves of a quantity: each label's mean over healthy seeds, and each diverged seed."""
+    """Return the curves of a quantity: each label's mean over its seeds, and each diverged seed."""
     result: list[Line] = []
     points = max(10, min(MOST_POINTS, PANEL_POINTS // len(content.labels)))
     for label, runs in content.labels.items():
@@ -88,14 +88,25 @@ def lines(content: StudyResult, known: list[Axis], value: Value, part: str = "")
 
 
 def besides(name: str) -> Value:
-    """The value of a number that is no metric."""
+    """Return the function that reads a recorded quantity other than a metric."""
     return lambda columns: columns.column(name, *OTHERS)
 
 
 def _mean(
     label: str, known: list[Axis], runs: Sequence[RecordedRun], value: Value, most: int
 ) -> Line | None:
-    """Mean, lowest and highest over the runs that measured a round; None if none did."""
+    """Return the mean with minimum and maximum over the runs that measured each round.
+
+    Args:
+        label: The label of the runs.
+        known: The horizontal axes.
+        runs: The runs of one label with different seeds.
+        value: The quantity.
+        most: The largest number of points.
+
+    Returns:
+        The curve, or None if no run measured the quantity.
+    """
     tracks = []
     for run in runs:
         rows = [value(run.columns), *(run.spent[axis.name] / axis.divisor for axis in known)]
@@ -111,7 +122,7 @@ def _mean(
     y, *x = np.nanmean(found, axis=0)
     low, high = np.nanmin(found[:, 0], axis=0), np.nanmax(found[:, 0], axis=0)
     shown = np.arange(len(rounds))
-    if len(rounds) > most:  # evenly, with the first and the last, and the extremes
+    if len(rounds) > most:  # equally spaced points, with both ends and the extremes
         shown = np.rint(np.arange(most) * (len(rounds) - 1) / (most - 1)).astype(int)
         ends = [place(one) for one in (y, low, high) for place in (np.argmin, np.argmax)]
         shown = np.union1d(shown, ends)
@@ -129,7 +140,7 @@ def _mean(
 
 
 def short(value: float) -> float:
-    """Five significant digits: more than a screen shows, and half the bytes."""
+    """Round to five significant digits, which halves the size of the page's data."""
     return float(f"{value:.5g}")
 
 
@@ -142,16 +153,16 @@ class Lines(NamedTuple):
     lines: list[Line]
     log: bool = False
     share: bool = False
-    """Values between 0 and 1 that read better as percentages."""
+    """Whether the values are shares, shown as percentages."""
     zero: bool = False
-    """Whether the axis begins at zero."""
+    """Whether the vertical axis begins at zero."""
     span: list[float] | None = None
-    """The ends of an axis that several small figures share."""
+    """The limits of the vertical axis that several small figures share."""
     kind: str = "lines"
 
 
 class Bars(NamedTuple):
-    """One bar a client."""
+    """Bars, one per client or other category."""
 
     name: str
     title: str
@@ -159,32 +170,32 @@ class Bars(NamedTuple):
     unit: str
     values: list[float]
     names: list[str]
-    """What the clients are called; numbers when it is empty."""
+    """The names of the categories; if empty, they are numbered."""
     column: str = "client"
-    """What a bar means."""
+    """The category that a bar represents."""
     kind: str = "bars"
 
 
 class Heat(NamedTuple):
-    """One cell for each row (a label, a method, a client) and column (a client, a round)."""
+    """Heat map with one cell per row (a label, method or client) and column (a client or round)."""
 
     name: str
     title: str
     note: str
     row_title: str
     unit: str
-    """Of the values; empty where they only say whether."""
+    """The unit of the values; empty if they are truth values."""
     rows: list[str]
     values: Sequence[Sequence[float | None]]
     names: list[str]
-    """What the columns are called; numbers when it is empty."""
+    """The names of the columns; if empty, they are numbered."""
     column: str = "client"
-    """What a column means."""
+    """The category that a column represents."""
     kind: str = "heat"
 
 
 class Strip(NamedTuple):
-    """One row a client, one bar a piece of work: [client, begin, end, folded]."""
+    """Gantt chart: a row per client, a bar per local task [client, begin, end, aggregated]."""
 
     name: str
     title: str
@@ -199,7 +210,7 @@ Panel = Lines | Bars | Heat | Strip
 
 
 class Section(NamedTuple):
-    """Some panels under one heading; `axes` are those the reader may choose from."""
+    """Panels under one heading; the reader chooses among the horizontal `axes`."""
 
     name: str
     title: str
@@ -207,21 +218,21 @@ class Section(NamedTuple):
     axes: list[Axis]
     panels: list[Panel]
     constants: list[str]
-    """What never changed, in sentences instead of flat lines."""
+    """Sentences about quantities that did not change, in place of flat curves."""
     columns: int = 0
-    """How many small figures are side by side; 0 for figures of the usual size."""
+    """Number of small figures per line; 0 for figures of the usual size."""
 
 
 class Style(NamedTuple):
-    """How a method is drawn."""
+    """Colours, dash pattern, marker and legend entry of a method."""
 
     light: str
     dark: str
     dash: str
     marker: str = "circle"
-    """Another one for every label of a report; open when it ends in "-open"."""
+    """The marker, different for each label of a report; not filled if it ends in "-open"."""
     name: str = ""
-    """What the label is called in legends."""
+    """The name of the label in legends."""
 
 
 SOLID, DASH, DOT, DASHDOT, LONG = "solid", "dash", "dot", "dashdot", "longdash"
@@ -257,7 +268,7 @@ STYLES = {
     "fedasync": Style("#4f5915", "#dce89b", DASHDOT),
     "fedbuff": Style("#c0105a", "#f0488f", DASH),
 }
-"""The methods that come with the package."""
+"""Styles of the methods that come with the package."""
 
 SPARE = (
     Style("#521ebd", "#9870e8", DASHDOT),
@@ -268,8 +279,8 @@ SPARE = (
     Style("#4f7a28", "#a3d06f", LONG),
     Style("#3d511e", "#bcda90", DOT),
 )
-"""Methods that this file does not know take these in turn, and so does the second label of a
-method that it knows; the first ones are far from the usual baselines."""
+"""Styles, taken in turn, of other methods and of further labels of a method with its own style.
+The first differ most from the colours of the usual baselines."""
 
 DASHES = (SOLID, DASH, DOT, DASHDOT, LONG)
 SHAPES = (
@@ -280,11 +291,14 @@ MARKERS = (*SHAPES, *(f"{shape}-open" for shape in SHAPES))
 
 
 def styles(algorithms: dict[str, str]) -> dict[str, Style]:
-    """The style of each label, from {label: algorithm}.
+    """Return the style of each label.
 
-    The first label of a method that comes with the package has the method's own colour.  Every
-    other one has a spare colour of its own, and once these are used up other dashes.  Markers go by
-    the order of the labels.
+    The first label of a method that comes with the package has the colour of the method.  Each
+    further label has one of the spare colours; when these are used up, they repeat with other
+    dashes.  Markers follow the order of the labels.
+
+    Args:
+        algorithms: Label -> name of its algorithm.
     """
     result: dict[str, Style] = {}
     seen: set[str] = set()
@@ -301,6 +315,6 @@ def styles(algorithms: dict[str, str]) -> dict[str, Style]:
 
 
 def styles_of(content: StudyResult) -> dict[str, Style]:
-    """The style of each label of a report, with what the label is called."""
+    """Return the style of each label of a report, with its name in legends."""
     chosen = styles({label: runs[0].algorithm for label, runs in content.labels.items()})
     return {label: style._replace(name=content.names[label]) for label, style in chosen.items()}

@@ -1,5 +1,5 @@
 "use strict";
-// Asks every second or two whether something is new, and then puts it in the place of the old.
+// Polls the server for a new version of the page and replaces the changed parts of the document.
 (() => {
   const PAUSE = 1500;
   let seen = null;
@@ -17,7 +17,7 @@
       return;
     }
     document.title = next.title;
-    // What is drawn goes before its place does.
+    // Plots must be removed before their containers are replaced.
     for (const plot of document.querySelectorAll(".plot")) Plotly.purge(plot);
     for (const part of ["header", "main", "nav.legend", "#data"]) {
       document.querySelector(part)?.replaceWith(next.querySelector(part) ?? "");

@@ -1,4 +1,4 @@
-"""The report of a running experiment, served on loopback and redrawn when it changes."""
+"""Local web server for the report of a running experiment, which reloads when files change."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedadmm.study.study_result import drawn, read_study
 
 LOOPBACK = "127.0.0.1"
 _OWN_NAMES = (LOOPBACK, "localhost")
-"""The hosts that requests may name; another one means that a foreign page asks."""
+"""Allowed values of the Host header; others are rejected as protection against DNS rebinding."""
 
 
 class Answer(NamedTuple):
-    """What is sent back."""
+    """An HTTP response: status code, content type and body."""
 
     code: int
     kind: str
@@ -33,7 +33,12 @@ class Answer(NamedTuple):
 
 
 class Loopback:
-    """Answers GET requests by their path; port 0 is any that is free."""
+    """HTTP server on the loopback interface that runs in a thread while its context is active.
+
+    Args:
+        port: The port; 0 chooses a free one.
+        answer: Function from the path of a GET request to the response.
+    """
 
     def __init__(self, port: int, answer: Callable[[str], Answer]) -> None:
         self._server = ThreadingHTTPServer((LOOPBACK, port), _handler(answer))
@@ -42,7 +47,7 @@ class Loopback:
 
     @property
     def address(self) -> str:
-        """Where a browser finds it."""
+        """The URL of the server."""
         return f"http://{LOOPBACK}:{self._server.server_port}/"
 
     def __enter__(self) -> Self:
@@ -89,24 +94,31 @@ _HTML, _JSON, _SCRIPT = (
 
 
 class LivePage:
-    """`/` is the page, `/version` changes with it, `/plotly.js` draws the figures."""
+    """The live report of a directory.
+
+    It consists of `/`, the page, `/version`, a string that changes with the page, and `/plotly.js`.
+    """
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
-            raise DataError(f"{directory}: no such folder")
+            raise DataError(f"directory: got {directory}, expected an existing folder.")
         self._directory = directory
 
     def serve(self, port: int = 0) -> Loopback:
-        """On loopback only; port 0 is any that is free."""
+        """Return a server of the page on the loopback interface; port 0 chooses a free port.
+
+        Raises:
+            ConfigError: The port is in use or not allowed.
+        """
         try:
             return Loopback(port, self.answer)
         except OSError as error:
             raise ConfigError(
-                f"--port is {port}, but nothing can listen there ({error.strerror})"
+                f"--port: got {port}, expected a free port ({error.strerror})."
             ) from None
 
     def answer(self, path: str) -> Answer:
-        """What a path is answered with."""
+        """Return the response to a request for a path."""
         if path == "/":
             return Answer(200, _HTML, self.page().encode())
         if path == "/version":
@@ -116,16 +128,16 @@ class LivePage:
         return Answer(404, "text/plain", b"there are /, /version and /plotly.js\n")
 
     def version(self) -> str:
-        """Changes whenever a file does that the page is made from."""
+        """Return a string that changes whenever a file behind the page changes."""
         found = []
         for name in (CONFIG, METRICS, SUMMARY):
             for path in self._directory.rglob(name):
-                with suppress(FileNotFoundError):  # a refused run takes its files back
+                with suppress(FileNotFoundError):  # a rejected run deletes its files
                     found.append((str(path), path.stat().st_size, path.stat().st_mtime_ns))
         return f"{len(found)}-{hash(tuple(sorted(found))):x}"
 
     def page(self) -> str:
-        """The report as it is now; before the first round, a page that waits for it."""
+        """Return the current report; before the first round, a page that waits for it."""
         try:
             content = drawn(read_study(self._directory))
             return render(content, sections(content), live=True)

@@ -1,4 +1,4 @@
-"""Figures with one mark per client, and figures that compare the settings of a sweep."""
+"""Figures about single clients, and figures that compare the settings of a sweep."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from fedadmm.study.run_dir import RecordedRun
 from fedadmm.study.study_result import StudyResult
 
 MOST_CLIENTS = 500
-"""Figures with one mark a client show at most this many of them."""
+"""Largest number of clients in a figure with one mark per client."""
 MOST_ROWS = 100
-"""This many clients fit into a picture of who took part when."""
+"""Largest number of clients in a figure of participation over rounds."""
 MOST_PICTURES = 4
+"""Largest number of methods with their own figure of participation over rounds."""
 
 
 def client_panels(content: StudyResult) -> Iterator[Panel]:
-    """Every figure with a mark per client."""
+    """Yield the figures with one mark per client."""
     partition = content.partition
     if partition is not None and partition.counts:
         shown = partition.counts[:MOST_CLIENTS]
         labels = partition.labels or [str(index) for index in range(len(shown[0]))]
         values = [[float(row[label]) for row in shown] for label in range(len(shown[0]))]
-        note = "How many rows of each label each client holds."
+        note = "How many samples of each label each client holds."
         note += _limit(len(shown), partition.clients)
         names = partition.names[:MOST_CLIENTS]
-        yield Heat("partition", "Partition", note, "label", "rows", labels, values, names)
+        yield Heat("partition", "Partition", note, "label", "samples", labels, values, names)
     if partition is not None and partition.sizes:
         sizes = [float(size) for size in partition.sizes[:MOST_CLIENTS]]
-        counts = "by these rows" if partition.weights == "rows" else "the same"
-        note = f"How many rows each client holds. In the average each counts {counts}."
+        by_size = partition.weights == "rows"
+        weighting = "weighted by its samples" if by_size else "weighted equally"
+        note = f"How many samples each client holds. In the average each client is {weighting}."
         note += _limit(len(sizes), partition.clients)
         names = partition.names[:MOST_CLIENTS]
-        yield Bars("sizes", "Client sizes", note, "rows", sizes, names)
-    known = partition.clients if partition else 0  # or as many as took part
+        yield Bars("sizes", "Client sizes", note, "samples", sizes, names)
+    known = partition.clients if partition else 0  # otherwise the largest participant id counts
     clients = max(known, *(run.columns.clients for run in content.runs))
     yield from _participation(content, clients)
     yield from _presence(content, clients)
@@ -46,7 +48,7 @@ def _limit(shown: int, clients: int) -> str:
 
 
 def _participation(content: StudyResult, clients: int) -> Iterator[Panel]:
-    """Bars when all methods met the same clients, else one row a method."""
+    """Yield participation counts: bars if equal for all methods, otherwise a row per method."""
     counts = {label: _counts(runs, clients) for label, runs in content.labels.items()}
     counts = {label: values for label, values in counts.items() if any(values)}
     if not counts:
@@ -55,7 +57,7 @@ def _participation(content: StudyResult, clients: int) -> Iterator[Panel]:
     rows = [values[:MOST_CLIENTS] for values in counts.values()]
     several = any(len(runs) > 1 for runs in content.labels.values())
     average = ", on average over the seeds" if several else ""
-    note = f"How many rounds each client took part in{average}.{_limit(len(rows[0]), clients)}"
+    note = f"Rounds in which each client participated{average}.{_limit(len(rows[0]), clients)}"
     names = content.partition.names if content.partition else []
     if all(row == rows[0] for row in rows):
         yield Bars(name, title, note, unit, rows[0], names)
@@ -65,14 +67,14 @@ def _participation(content: StudyResult, clients: int) -> Iterator[Panel]:
 
 
 def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
-    """How often each client took part, a mean over the seeds that did not diverge."""
+    """Return each client's number of rounds, a mean over the seeds that did not diverge."""
     healthy = [run for run in runs if not run.diverged] or runs
     counts = sum((run.columns.took_part for run in healthy), Counter[int]())
     return [short(counts[client] / len(healthy)) for client in range(clients)]
 
 
 def _presence(content: StudyResult, clients: int) -> Iterator[Panel]:
-    """Who took part when, in the first run of each method; once where all met the same clients."""
+    """Yield participation by round in the first run of each method, or once if all are equal."""
     first = {label: runs[0] for label, runs in content.labels.items()}
     met = {label: run for label, run in first.items() if run.columns.took_part}
     pictures = [run.columns.cohorts for run in met.values()]
@@ -80,18 +82,18 @@ def _presence(content: StudyResult, clients: int) -> Iterator[Panel]:
     for label, run in list(met.items())[: 1 if alike else MOST_PICTURES]:
         cohorts, counts = run.columns.cohorts, run.columns.took_part
         if all(counts[client] == run.tally["rounds"] for client in range(clients)):
-            continue  # all clients in every round, which the participation shows
+            continue  # full participation, which the counts already show
         values = [
             [float(client in cohort) for cohort in cohorts.values()]
             for client in range(min(clients, MOST_ROWS))
         ]
         names = content.partition.names if content.partition else []
         rows = names[:MOST_ROWS] if len(names) == clients else [str(i) for i in range(len(values))]
-        note = "A mark where a client took part in a round"
+        note = "A mark where a client participated in a round"
         note += f", with seed {content.labels[label][0].seed}." if len(content.runs) > 1 else "."
         note += _limit(len(values), clients)
         note += f" The first {len(cohorts)} rounds." if run.tally["rounds"] > len(cohorts) else ""
-        name, title = "presence", "Who took part when"
+        name, title = "presence", "Participants by round"
         if not alike:
             name, title = f"presence-{label}", f"{title}: {content.names[label]}"
         columns = [str(number) for number in cohorts]
@@ -99,16 +101,17 @@ def _presence(content: StudyResult, clients: int) -> Iterator[Panel]:
 
 
 def last_values(content: StudyResult, base: str) -> Bars | Heat | None:
-    """Each client's last value of a metric: bars for one method, else one row a method."""
+    """Return each client's last value of a metric: bars for one method, or a row per method."""
     found = {label: _means(runs, base) for label, runs in content.labels.items()}
     rows = {content.names[label]: values for label, values in found.items() if values}
     if not rows:
         return None
-    # Clients without rows to measure on have no bar, rather than one of height zero.
+    # Clients without samples for this metric have no bar, rather than one of height zero.
     shown = sorted(set.intersection(*(set(values) for values in rows.values())))
     about = run_history.metric(base)
     several = len(content.runs) > len(content.labels)
-    note = f"The last measurement on its own rows{', a mean over the seeds' if several else ''}."
+    average = ", a mean over the seeds" if several else ""
+    note = f"The last measurement on the client's own samples{average}."
     names = content.partition.names if content.partition else []
     labels = [names[client] if client < len(names) else str(client) for client in shown]
     head = (f"{base}-clients", f"{about.title} of each client", note)
@@ -119,7 +122,7 @@ def last_values(content: StudyResult, base: str) -> Bars | Heat | None:
 
 
 def _means(runs: list[RecordedRun], base: str) -> dict[int, float]:
-    """Client -> its last value, a mean over the seeds that did not diverge."""
+    """Return each client's last value, a mean over the seeds that did not diverge."""
     lists: list[list[float | None]] = []
     for run in runs:
         lists += [] if run.diverged else [run.columns.by_client.get(f"{base}_by_client", [])]
@@ -133,15 +136,15 @@ def _means(runs: list[RecordedRun], base: str) -> dict[int, float]:
 
 
 MOST_MULTIPLES = 36
-"""This many small figures can still be compared."""
+"""Largest number of small figures in a section."""
 MOST_OVERLAID = 12
-"""This many settings can share a figure of the usual size."""
+"""Largest number of settings in a figure of the usual size."""
 
 
 def sweep_sections(
     content: StudyResult, known: list[Axis], whole: Lines | None
 ) -> Iterator[Section]:
-    """The sections of a sweep; `whole` holds the curves of all settings."""
+    """Yield the sections of a sweep; `whole` contains the curves of all settings."""
     metric = content.results.metric or ""
     spreads = {row.label: row.final.get(metric) for row in content.results.rows}
     # Settings that diverged have no final value.
@@ -153,7 +156,7 @@ def sweep_sections(
     panels = list(_overview(content, finals))
     if panels:
         value = formatting.metric(metric, finals[best])
-        note = f"What each setting ended with; the best is {best}, with {value}."
+        note = f"The final value of each setting; the best is {best}, with {value}."
         yield Section("sweep", "Sweep", note, [], panels, [])
     if whole is not None and len(content.labels) > 1:
         multiples: list[Panel] = list(_multiples(content, whole, best))
@@ -166,7 +169,7 @@ def sweep_sections(
 
 
 def _overview(content: StudyResult, finals: dict[str, float]) -> Iterator[Panel]:
-    """Bars over the values of one key, a map over those of two; more have no picture."""
+    """Yield bars over the values of one key, or a heat map over those of two keys."""
     about = run_history.metric(content.results.metric or "")
     factor, ending = (100.0, " (%)") if about.share else (1.0, "")
     title, unit = f"Final {about.title.lower()}", f"{about.title.lower()}{ending}"
@@ -186,7 +189,7 @@ def _overview(content: StudyResult, finals: dict[str, float]) -> Iterator[Panel]
 
 
 def _multiples(content: StudyResult, whole: Lines, best: str) -> Iterator[Lines]:
-    """One small figure per setting, with the best setting behind it."""
+    """Yield one small figure per setting, with the best setting as a pale reference."""
     behind = [line._replace(behind=True) for line in whole.lines if line.label == best]
     span = _span(whole)
     for number, label in enumerate(list(content.labels)[:MOST_MULTIPLES]):
@@ -201,7 +204,7 @@ def _multiples(content: StudyResult, whole: Lines, best: str) -> Iterator[Lines]
 
 
 def _span(whole: Lines) -> list[float]:
-    """From the lowest to the highest value of a setting that did not diverge."""
+    """Return the limits of the vertical axis, from the values of settings that did not diverge."""
     calm = [line for line in whole.lines if not line.ended]
     values = [y for line in calm for y in (*line.y, *line.low, *line.high)]
     if whole.log:

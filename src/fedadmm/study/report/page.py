@@ -1,4 +1,4 @@
-"""The HTML page: a template with everything escaped, and the figures' data as one JSON document."""
+"""Rendering of the HTML page from a template, with the figures' data as one JSON document."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedadmm.study.study_result import StudyResult
 
 
 def render(content: StudyResult, sections: list[Section], live: bool = False) -> str:
-    """The whole page as text; a live one asks its server for plotly, and for what is new."""
+    """Return the page as HTML; a live page loads plotly and updates from its server."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -40,7 +40,7 @@ def render(content: StudyResult, sections: list[Section], live: bool = False) ->
     own = files("fedadmm.study.report")
     found = content.results
     shared, different = summaries.configuration(content)
-    # How most runs ended, so that no row repeats it.
+    # The most frequent status of the runs, which the rows do not repeat.
     usual, count = Counter(run.status for run in content.runs).most_common(1)[0]
     template = environment.from_string((own / "template.html").read_text(encoding="utf-8"))
     return template.render(
@@ -82,7 +82,7 @@ def render(content: StudyResult, sections: list[Section], live: bool = False) ->
 
 
 def _federating(content: StudyResult) -> str:
-    """Local, shared and personalised models of every site, if a run compared them."""
+    """Return the table of local, shared and personalised models of each site, if there is one."""
     found = next((run for run in content.runs if "federating" in run.summary), None)
     if found is None:
         return ""
@@ -118,16 +118,16 @@ SHAPES = {
     "triangle-right": "M4.4 0L-3.3-4.4V4.4z",
     "pentagon": "M0-4.5L4.3-1.4 2.6 3.6H-2.6L-4.3-1.4z",
 }
-"""SVG's dash array, and the path around (0, 0), of what a style calls its dash and its marker."""
+"""SVG dash arrays and paths around (0, 0), by the names of dashes and markers in `Style`."""
 
 
 def _legend(content: StudyResult) -> list[dict[str, Any]]:
-    """Label and style of every method, in the order of the comparison."""
+    """Return the label and style of each method, in the order of the comparison."""
     return [{"label": label, **style._asdict()} for label, style in styles_of(content).items()]
 
 
 def _data(content: StudyResult, sections: list[Section]) -> str:
-    """JSON that is safe inside a script element."""
+    """Return the figures' data as JSON that is safe inside a script element."""
     document = {
         "legend": _legend(content),
         "target": content.target
@@ -154,7 +154,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _alternative(panel: Panel, names: dict[str, str]) -> str:
-    """The text for readers who cannot see the figure."""
+    """Return the text alternative of a figure."""
     if isinstance(panel, Lines):
         ends = [
             f"{names[line.label]}{' (a diverged seed)' if line.ended else ''} "
@@ -167,9 +167,9 @@ def _alternative(panel: Panel, names: dict[str, str]) -> str:
         size = f"{len(panel.rows)} by {len(panel.values[0])}"
         return f"{panel.title}: {unit} by {panel.row_title} and {panel.column}, {size}."
     if isinstance(panel, Strip):
-        return f"{panel.title}: {len(panel.bars)} pieces of work of {len(panel.clients)} clients."
+        return f"{panel.title}: {len(panel.bars)} tasks of {len(panel.clients)} clients."
     low, high = min(panel.values), max(panel.values)
-    return f"{panel.title}: from {low:g} to {high:g} {panel.unit} a {panel.column}."
+    return f"{panel.title}: from {low:g} to {high:g} {panel.unit} per {panel.column}."
 
 
 def _versions(content: StudyResult) -> str:
@@ -180,7 +180,7 @@ def _versions(content: StudyResult) -> str:
 
 
 def plotly() -> str:
-    """plotly.js from the Python package; the only bundle it ships is the full one."""
+    """Return plotly.js from the Python package, which contains the full bundle only."""
     from plotly.offline import get_plotlyjs
 
     source: str = get_plotlyjs()
@@ -188,7 +188,7 @@ def plotly() -> str:
 
 
 def plain_page(title: str, parts: Iterable[str]) -> str:
-    """A page of its parts, one below the other, in the report's style and without any script."""
+    """Return an HTML page of the given parts in the report's style, without scripts."""
     shared, own = (
         (files(__package__) / f"{name}.css").read_text("utf-8") for name in ("style", "plain")
     )
@@ -204,7 +204,7 @@ def plain_page(title: str, parts: Iterable[str]) -> str:
 
 
 def table_html(table: Table) -> str:
-    """A table under its heading."""
+    """Return a table with its heading as HTML."""
     head = "".join(f"<th>{escape(one)}</th>" for one in table.headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{_cell(one)}</td>" for one in line) + "</tr>" for line in table.lines
@@ -221,5 +221,5 @@ def _cell(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """A text as it is, or nothing where there is none."""
+    """Return a text as an HTML paragraph, or nothing for an empty text."""
     return f"<p>{escape(text)}</p>" if text else ""

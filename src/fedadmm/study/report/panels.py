@@ -1,4 +1,4 @@
-"""What the figures show: data series, built once, drawn by the page and by `drawing`."""
+"""Selection of the figures of a report, which the HTML page and `drawing` both draw."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_STRIPS = 4
 
 
 def sections(content: StudyResult) -> list[Section]:
-    """Every figure of a report; what was not measured has none."""
+    """Return the sections of a report with all figures of recorded quantities."""
     known = axes(content.runs)
     metric = content.results.metric
     whole = next(_panel(content, known, _metric, metric), None) if metric else None
@@ -49,26 +49,23 @@ def sections(content: StudyResult) -> list[Section]:
 
 
 _ABOUT = {
-    "learning": ("Learning curves", "What the rounds, the bytes and the time buy."),
-    "fairness": (
-        "Every client's share",
-        "What the model is worth to each client, not only on average.",
-    ),
+    "learning": ("Learning curves", "Progress over rounds, communication and time."),
+    "fairness": ("Fairness", "Quality of the model for each client, not only on average."),
     "residuals": (
         "Consensus",
-        "Both residuals fall to zero when the clients agree and the global model rests.",
+        "Both residuals converge to zero when the clients agree and the global model converges.",
     ),
-    "work": ("Local work", "What the participants of a round did."),
-    "clock": ("Virtual time", "Who waited for whom."),
-    "privacy": ("Privacy", "What the released sums tell about any one client, at most."),
-    "more": ("Further measurements", "Whatever else the runs recorded."),
-    "clients": ("Clients", "Who holds what, and who took part."),
+    "work": ("Local work", "Local training of the participants of each round."),
+    "clock": ("Virtual time", "Delays and idle times of the clients."),
+    "privacy": ("Privacy", "Differential privacy guarantee of the released aggregates."),
+    "more": ("Further measurements", "Other quantities that the runs recorded."),
+    "clients": ("Clients", "Distribution of the samples and participation."),
 }
-"""A section's title, and what it is about."""
+"""Title and introductory sentence of each section."""
 
 
 def _overlaid(content: StudyResult, known: list[Axis]) -> list[Section]:
-    """Figures in which all methods are drawn over each other."""
+    """Return the sections whose figures show all methods together."""
     rounds = known[:1]
     return [
         _section(content, "learning", known, _learning(content, known)),
@@ -84,11 +81,11 @@ def _overlaid(content: StudyResult, known: list[Axis]) -> list[Section]:
 def _section(
     content: StudyResult, name: str, known: list[Axis], panels: Iterator[Panel]
 ) -> Section:
-    """Panels whose curves are all flat, or whose bars are all equal, become sentences."""
+    """Return a section; panels with constant curves or equal bars become sentences."""
     drawn: list[Panel] = []
     constants: list[str] = []
     for panel in panels:
-        # The same value in every round and for every seed; one point is no curve.
+        # The same value in every round and for every seed, in more than one point.
         if isinstance(panel, Lines) and all(
             len(line.y) > 1 and len({*line.y, *line.low, *line.high}) == 1 for line in panel.lines
         ):
@@ -114,7 +111,7 @@ def _constant(content: StudyResult, panel: Lines) -> str:
 
 
 def metric_names(content: StudyResult) -> list[str]:
-    """The evaluated metrics: accuracies first, then losses, in the order they were recorded."""
+    """Return the evaluated metrics: accuracies, losses, then others, in the recorded order."""
     columns = [run.columns for run in content.runs]
     names = dict.fromkeys(name for one in columns for name in one.names("metrics"))
     pairs = [(one.column("loss"), one.column("objective")) for one in columns]
@@ -135,7 +132,7 @@ def _fair(names: list[str]) -> list[str]:
 
 
 def _fairness(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
-    """Worst client, percentile and spread over the rounds, and each client's last value."""
+    """Yield worst client, percentile and spread over the rounds, and each client's last value."""
     for base, names in run_history.over_clients(metric_names(content)).items():
         for name in names:
             yield from _panel(content, rounds, _metric, name)
@@ -143,7 +140,7 @@ def _fairness(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
 
 
 def _more(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
-    """One panel a key; `X_bound` and `X_measured` share the panel `X`."""
+    """Yield one panel per recorded key; `X_bound` and `X_measured` share the panel `X`."""
     names = metric_names(content)
     unknown = [n for n in names if not run_history.metric(n).known and n not in _fair(names)]
     further = dict.fromkeys(
@@ -201,22 +198,22 @@ def _metric(name: str) -> Value:
 
 
 class Curves(NamedTuple):
-    """One figure of `_CURVES`: a quantity over the rounds, or its middle with a band."""
+    """A figure of a quantity over the rounds, or of a median with a band."""
 
     name: str
     title: str
     note: str
     values: Sequence[Value]
-    """The quantity; or the lower end of the band, the middle and the upper end."""
+    """The quantity; or lower end of the band, median, and upper end."""
     log: bool = False
     share: bool = False
     zero: bool = False
     diverged: bool = False
-    """Whether seeds that diverged are drawn, too."""
+    """Whether diverged seeds are drawn."""
 
 
 def _quantile(group: str, name: str, index: int) -> Value:
-    """One of three quantiles; NaN where a record has none, or the method no penalty."""
+    """Return the function that reads one of three quantiles; NaN without one or without penalty."""
 
     def value(columns: Columns) -> Numbers:
         low, found = (columns.column(f"{name}.{place}", group) for place in (0, index))
@@ -226,7 +223,7 @@ def _quantile(group: str, name: str, index: int) -> Value:
 
 
 def _residual(name: str, note: str) -> Curves:
-    def value(columns: Columns) -> Numbers:  # a log axis has no place for zero
+    def value(columns: Columns) -> Numbers:  # a logarithmic axis cannot show zero
         found = columns.column(name, *OTHERS)
         return np.where(found == 0, np.nan, found)
 
@@ -245,13 +242,13 @@ _CURVES = {
     "residuals": [
         _residual(
             "primal_residual",
-            "How far the participants' models are from the global model they received: the root "
-            "of the weighted mean of ‖wᵢ − θ‖².",
+            "Distance of the participants' models from the global model that they received: the "
+            "square root of the weighted mean of ‖wᵢ − θ‖².",
         ),
         _residual(
             "dual_residual",
-            "How far the global model moved, times the mean penalty: mean β · ‖θ⁺ − θ‖. Methods "
-            "without a penalty have none.",
+            "Change of the global model times the mean penalty: mean β · ‖θ⁺ − θ‖. Methods without "
+            "a penalty are left out.",
         ),
     ],
     "work": [
@@ -267,40 +264,40 @@ _CURVES = {
         _mean(
             "passes",
             "Passes over the data",
-            "Gradients that a participant evaluated, in passes over its data, on average: its "
-            "steps, and the full gradients that stopping rule and method ask for.",
+            "Gradients that a participant evaluated, in passes over its data, on average: those of "
+            "its steps, and full gradients for the stopping rule and the method.",
         ),
-        _mean("steps", "Local steps", "Steps that all participants of a round made together."),
-        _mean("participants", "Participants", "How many clients took part in each round."),
+        _mean("steps", "Local steps", "The steps of all participants of a round in total."),
+        _mean("participants", "Participants", "The number of participants of each round."),
     ],
     "clock": [
         Curves(
             "staleness",
             "Staleness",
-            "Server steps between a broadcast and its reply: the median so far, the band up to the "
-            "largest.",
+            "Server steps between a broadcast and the client's result: the median so far, the band "
+            "up to the largest.",
             [_quantile("clock", "staleness_quantiles", index) for index in (0, 0, 2)],
             zero=True,
         ),
-        _mean("idle", "Idle time", "The share of the clients' time so far without work.", True),
-        _mean("steps_per_second", "Server steps", "Server steps a virtual second, so far."),
+        _mean("idle", "Idle time", "The share of idle time of all clients so far.", True),
+        _mean("steps_per_second", "Server steps", "Server steps per virtual second so far."),
     ],
     "privacy": [
         _spent(
             "epsilon",
-            "Privacy spent (ε)",
-            "ε of (ε, δ) so far: for every client with all its data, and of a run with dp-sgd for "
-            "every record (row), by the client that has spent most.",
+            "Privacy budget consumed (ε)",
+            "ε of the (ε, δ) guarantee so far: client-level, or in a run with dp-sgd "
+            "example-level, for the client with the largest ε.",
         ),
         _spent(
             "clip",
-            "Clip",
-            "The largest norm of what a client sends in a round, and with dp-sgd of the gradient "
-            "of one row.",
+            "Clipping norm",
+            "The largest norm of a client's update in a round, or with dp-sgd of the gradient of "
+            "one sample.",
         ),
     ],
 }
-"""The figures of quantities that have a place of their own, by section."""
+"""Figures of quantities other than metrics, by section."""
 
 
 def _curves(content: StudyResult, rounds: list[Axis], section: str) -> Iterator[Panel]:
@@ -318,7 +315,7 @@ def _curves(content: StudyResult, rounds: list[Axis], section: str) -> Iterator[
 
 
 def _work(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
-    """What the participants did, and where the time of a round went."""
+    """Yield the figures of local work, and the time of each phase of a round."""
     yield from _curves(content, rounds, "work")
     columns = [run.columns for run in content.runs]
     totals = {
@@ -328,32 +325,33 @@ def _work(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
     if found:
         done = sum(one.count for one in columns)
         values = [short(1000 * seconds / done) for seconds in found.values()]
-        note = "Milliseconds of a round on average over all runs; callbacks write this page's data."
-        yield Bars("profile", "Where the time went", note, "ms a round", values, [*found], "phase")
+        note = "Milliseconds per round, on average over all runs; callbacks include the recording."
+        title = "Time of a round by phase"
+        yield Bars("profile", title, note, "ms per round", values, [*found], "phase")
 
 
 def _clock(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
-    """What a virtual clock tells: delays, idle time, and who worked when."""
+    """Yield the figures of a virtual clock: delays, idle time, and the tasks of the clients."""
     yield from _curves(content, rounds, "clock")
     counts = sum((run.columns.delays for run in content.runs), Counter[int]())
     if counts:
         delays = range(max(counts) + 1)
-        note = "How many replies came with each delay, in server steps."
+        note = "The number of client results with each delay, in server steps."
         values, names = [float(counts[one]) for one in delays], [str(one) for one in delays]
-        yield Bars("delays", "Delays", note, "replies", values, names, "delay")
+        yield Bars("delays", "Delays", note, "client results", values, names, "delay")
     yield from _strips(content)
 
 
 def _strips(content: StudyResult) -> Iterator[Strip]:
-    """The first pieces of work of each label's first run."""
+    """Yield a Gantt chart of the first tasks in the first run of each label."""
     for label, runs in list(content.labels.items())[:MOST_STRIPS]:
         pieces = runs[0].columns.pieces
         bars = [[client, short(begin), short(end), folded] for client, begin, end, folded in pieces]
         if not bars:
             continue
         clients = sorted({int(bar[0]) for bar in bars})
-        note = "Who worked when, at the beginning; pale work was lost, late or too stale."
+        note = "Local work of each client at the beginning; results of pale tasks were not used."
         name = "strip" if len(content.labels) == 1 else f"strip-{label}"
         own = f": {content.names[label]}" if len(content.labels) > 1 else ""
-        title = f"Who worked when{own}"
+        title = f"Local work over time{own}"
         yield Strip(name, title, note, label, clients, bars)

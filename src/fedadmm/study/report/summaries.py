@@ -1,4 +1,4 @@
-"""The report's other numbers: the head's key figures, the search, the configuration."""
+"""Key figures, search results and configuration of a study, for the report and its tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedadmm.study.study_result import StudyResult
 
 
 def final_metrics(content: StudyResult) -> list[str]:
-    """The metrics worth a column: the compared one, one accuracy and the losses."""
+    """Return the metrics with a column in the results: the compared one, an accuracy, losses."""
     names = list(dict.fromkeys(name for row in content.results.rows for name in row.final))
     accuracy = [name for name in names if "accuracy" in name][:1]
     wanted = [content.results.metric, *accuracy, "test_loss", "loss", "objective", "sparsity"]
@@ -24,7 +24,7 @@ def final_metrics(content: StudyResult) -> list[str]:
 
 
 def results_table(content: StudyResult) -> Table:
-    """The rows of a comparison, with what a search chose."""
+    """Return the results of a comparison, with the values that a search chose."""
     found = content.results
     rounds, seeds = (content.document.get(key) for key in ("rounds", "seeds"))
     goal = f"; target: {formatting.describe(found.target)}" if found.target is not None else ""
@@ -33,7 +33,7 @@ def results_table(content: StudyResult) -> Table:
 
 
 def all_tables(content: StudyResult) -> dict[str, Table]:
-    """Every table of the page, by the name of its file."""
+    """Return the tables of the report by the names of their files."""
     found = {"runs": _runs(content)}
     if content.comparison:
         found["results"] = results_table(content)
@@ -65,7 +65,7 @@ def _runs(content: StudyResult) -> Table:
 
 
 def key_figures(content: StudyResult) -> list[tuple[str, str, str]]:
-    """(What, value, small print) for the head of the page."""
+    """Return the key figures at the top of the page as (title, value, remark)."""
     tallies = [run.tally for run in content.runs]
     traffic = sum(tally["bytes_up"] + tally["bytes_down"] for tally in tallies)
     seconds = sum(tally["seconds"] for tally in tallies)
@@ -119,7 +119,7 @@ def _best_figure(content: StudyResult) -> list[tuple[str, str, str]]:
 
 
 def search_table(content: StudyResult) -> Table | None:
-    """What every label scored with every value that it tried, and which value it chose."""
+    """Return the table of a search, with the score of each value per label and the chosen value."""
     search = content.search
     if not search or not search.get("tried"):
         return None
@@ -157,9 +157,9 @@ def _sort_key(value: str) -> tuple[bool, float, str]:
 
 
 def configuration(content: StudyResult) -> tuple[list[tuple[str, str]], Table]:
-    """What all runs share, by dotted keys, and what differs between labels.
+    """Return the options that all runs share, by dotted keys, and a table of those that differ.
 
-    The seed of a comparison's runs goes without saying.
+    The seed of the runs of a comparison is left out.
     """
     firsts = [flattened(runs[0].config) for runs in content.labels.values()]
     shared: list[tuple[str, str]] = []
