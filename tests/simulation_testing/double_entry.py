@@ -17,7 +17,7 @@ They must balance:
    checkpoint before it and to the weighted sum of the uploads that are credited in between.
 5. The uploads of a client that is removed are taken out of the server's state.
 6. All masked uploads of one round leave a site for one set of at least three sites; those of a site
-   with `sets_apart` that are equal leave for one set, or for sets that are far apart.
+   with `sets_apart` that are equal leave for one set in a run, or for sets that are far apart.
 7. A site's privacy account counts every upload with noise before it leaves, and such an upload has
    no entries besides those of the message.
 8. A mean of masked metrics is finite and within the range of the sites' values.
@@ -112,7 +112,7 @@ class DoubleEntry:
         self._sets: dict[tuple[int, str, int], set[frozenset[int]]] = {}
         self._content: dict[tuple[int, bytes], str] = {}
         """The digest of the upload under this key, before masks; empty for zero."""
-        self._equal: dict[tuple[int, str], set[frozenset[int]]] = {}
+        self._equal: dict[tuple[int, str, str], set[frozenset[int]]] = {}
         self._noised: dict[str, set[bytes]] = {}
         self.counts: Counter[str] = Counter()
 
@@ -361,7 +361,7 @@ class DoubleEntry:
         content = self._content.get((client, key), "")
         if not content:
             return  # an increment of zero shows nothing
-        groups = self._equal.setdefault((client, content), set())
+        groups = self._equal.setdefault((client, run_round[0], content), set())
         groups.add(group)
         if any(0 < len(one ^ group) < apart for one in groups):
             raise Violation(f"equal uploads left {machine} under sets that are close")
