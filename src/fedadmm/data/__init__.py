@@ -1,6 +1,6 @@
-"""Data: where it comes from, how it is read, and how it is split among clients.
+"""Data sets: download, loading, preparation and partitioning among clients.
 
-Names are imported when they are first used, so that listing data sets need not wait for torch.
+Names are imported on first use, so that data sets can be listed without importing torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samples and targets, with the client that each belongs to: what every loader returns."""
+"""Data sets in memory: inputs and targets with the natural client of each sample."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ Prepare = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Normalise:
-    """Turn stored pixels into (pixel / scale - mean) / std, as float32.
+    """Convert stored pixels to (pixel / scale - mean) / std, as float32.
 
-    `mean` and `std` hold one number, or one a channel (the second dimension).  `invert` turns
-    dark ink on white paper into bright ink on black, as in MNIST.
+    Args:
+        mean: One number, or one per channel (the second dimension).
+        std: As many numbers as `mean`.
+        scale: The largest stored value.
+        invert: Whether to convert dark ink on white paper to bright ink on black, as in MNIST.
+
+    Raises:
+        ParameterError: `mean` and `std` differ in length, or `std` or `scale` is not positive.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -44,7 +50,7 @@ class Normalise:
             )
 
     def __call__(self, batch: Tensor) -> Tensor:
-        """The batch as floats: one multiplication and one addition."""
+        """Return a normalised batch, with one multiplication and one addition per pixel."""
         sign = -1.0 if self.invert else 1.0
         offset = 1.0 if self.invert else 0.0
         slope = [sign / (self.scale * s) for s in self.std]
@@ -61,21 +67,30 @@ class Normalise:
 
 
 def _kind(values: object) -> str:
-    """The class of a value, with its dtype where it has one."""
+    """Return the class of a value, with its dtype if it has one."""
     dtype = getattr(values, "dtype", None)
     return f"{type(values).__name__}" + (f" of {dtype}" if dtype is not None else "")
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples with their targets, from one place.
+    """Samples with their targets.
 
-    `num_classes` is None for a regression.  `groups` says which natural client (writer, hospital,
-    speaker) each sample belongs to, as numbers that index `group_names`.  `prepare` turns stored
-    samples into the model's input.  `name` is what error messages call the data.  `preparation`
-    says how the samples were prepared (see `fedadmm.data.preparation`).  `weights` is the weight of
-    each sample in its client's loss; None means one each.  `class_names` are the names of the
-    classes, if any.
+    Args:
+        inputs: The stored samples, along the first dimension.
+        targets: One target per sample: int64 class labels, or numbers for a regression.
+        num_classes: The number of classes; None for a regression.
+        groups: The natural client (writer, hospital, speaker) of each sample, as an index into
+            `group_names`; None without natural clients.
+        group_names: The names of the natural clients.
+        prepare: Function from stored samples to the model's input; None for the identity.
+        name: The name of the data in error messages.
+        preparation: Description of the preparation (see `fedadmm.data.preparation`).
+        weights: The weight of each sample in its client's loss; None for equal weights.
+        class_names: The names of the classes, if any.
+
+    Raises:
+        DataError: The parts do not fit together, or contain NaN or infinity.
     """
 
     inputs: Tensor
@@ -154,14 +169,14 @@ class Dataset:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The class labels as an array."""
+        """The class labels as an array; a DataError for a regression."""
         if self.num_classes is None:
             raise DataError(f"{self.name}: has no class labels, because it is a regression")
         labels: NDArray[np.int64] = self.targets.numpy()
         return labels
 
     def take(self, samples: NDArray[np.int64]) -> Dataset:
-        """The given samples, in the given order, as a copy."""
+        """Return a copy of the samples with the given indices, in that order."""
         index = torch.from_numpy(np.ascontiguousarray(samples))
         groups = None if self.groups is None else self.groups[samples]
         weights = None if self.weights is None else self.weights[index]
@@ -169,14 +184,14 @@ class Dataset:
         return replace(self, inputs=inputs, targets=targets, groups=groups, weights=weights)
 
     def prepared(self) -> Dataset:
-        """The same samples, prepared once into one float tensor."""
+        """Return the data set with `prepare` applied to all samples at once."""
         if self.prepare is None:
             return self
         return replace(self, inputs=self.prepare(self.inputs), prepare=None)
 
 
 class TrainTest(NamedTuple):
-    """Training samples and held-out samples; `test` is None when nothing is held out."""
+    """Training and test samples; `test` is None without a test set."""
 
     train: Dataset
     test: Dataset | None = None
@@ -184,9 +199,17 @@ class TrainTest(NamedTuple):
 
 @checked_arguments
 def hold_out(samples: Dataset, fraction: Probability = 0.2, seed: int = 0) -> TrainTest:
-    """Split off a random part of the samples, per natural client where there are any.
+    """Hold out a random fraction of the samples, of each natural client if there are any.
 
     A client with a single sample keeps it for training.
+
+    Args:
+        samples: The samples to split.
+        fraction: The held-out fraction; 0 holds out nothing.
+        seed: The seed of the choice.
+
+    Raises:
+        DataError: No client has two samples.
     """
     if fraction == 0:
         return TrainTest(samples)
@@ -204,12 +227,12 @@ def hold_out(samples: Dataset, fraction: Probability = 0.2, seed: int = 0) -> Tr
 
 
 Samples = tuple[Tensor, Tensor]
-"""Inputs and targets."""
+"""A pair of inputs and targets."""
 
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """A dataset in the order of a partition: each client is a slice of `samples`.
+    """A data set sorted by client, so that each client is a slice of `samples`.
 
     The first `train_sizes[i]` samples of client i are for training, the others for validation.
     """
@@ -222,9 +245,16 @@ class FederatedData:
     def gather(
         cls, dataset: Dataset, partition: Partition, validation: float = 0.0
     ) -> FederatedData:
-        """Sort the samples by client; a part `validation` of each client's samples is set aside.
+        """Sort the samples of a data set by client.
 
-        A client with a single sample keeps it for training and has nothing to validate on.
+        Args:
+            dataset: The samples.
+            partition: The samples of each client.
+            validation: The fraction of each client's samples for validation.  A client with a
+                single sample has no validation sample.
+
+        Raises:
+            DataError: The partition contains an index beyond the data set.
         """
         check("problem", "validation", validation, Probability)
         if len(partition.indices) and int(partition.indices.max()) >= len(dataset):
@@ -240,13 +270,13 @@ class FederatedData:
         return len(self.partition)
 
     def train(self, client: int) -> Samples:
-        """The training samples of a client, as views."""
+        """Return the training samples of a client, as views."""
         begin = int(self.partition.offsets[client])
         end = begin + int(self.train_sizes[client])
         return self.samples.inputs[begin:end], self.samples.targets[begin:end]
 
     def train_masses(self) -> Tensor:
-        """The number of each client's training samples, or the sum of their weights."""
+        """Return the number of each client's training samples, or the sum of their weights."""
         weights = self.samples.weights
         if weights is None:
             return torch.from_numpy(self.train_sizes)
@@ -254,19 +284,19 @@ class FederatedData:
         return torch.stack([weights[begin : begin + size].sum() for begin, size in slices])
 
     def validation(self, client: int) -> Samples:
-        """The samples of a client that are kept from training, as views; there may be none."""
+        """Return the validation samples of a client, as views; they may be empty."""
         begin = int(self.partition.offsets[client]) + int(self.train_sizes[client])
         end = int(self.partition.offsets[client + 1])
         return self.samples.inputs[begin:end], self.samples.targets[begin:end]
 
     def label_counts(self) -> NDArray[np.int64]:
-        """How many samples of each label each client holds; shape (labels, clients)."""
+        """Return the number of samples by label and client, with shape (labels, clients)."""
         classes, clients = self.samples.num_classes or 0, len(self)
         cells = self.samples.labels * clients + self.partition.owners
         return np.bincount(cells, minlength=classes * clients).reshape(classes, clients)
 
     def client_names(self) -> list[str]:
-        """The natural clients' names, else their numbers."""
+        """Return the names of the natural clients; without natural clients, the client ids."""
         groups = self.samples.groups
         if groups is None:
             return [str(client) for client in range(len(self))]
@@ -275,7 +305,10 @@ class FederatedData:
 
 
 def align(groups: Indices, chosen: Indices) -> Partition:
-    """The samples of each chosen group, in order; a group without samples gets an empty client."""
+    """Return the partition with one client for each chosen group, in the order of `chosen`.
+
+    A group without samples becomes an empty client.
+    """
     order = np.argsort(groups, kind="stable")
     sorted_groups = groups[order]
     begins = np.searchsorted(sorted_groups, chosen, "left")

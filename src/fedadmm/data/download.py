@@ -1,7 +1,7 @@
-"""Data sets by name: where their files are found, how they are downloaded and checked.
+"""Registry of the known data sets: search, download and verification of their files.
 
-They are sought in FEDADMM_DATA, the user's cache and the package, in this order; what is missing
-comes from its canonical address.  `fedadmm data list|fetch|path|check` call these functions.
+Files are searched in the directory FEDADMM_DATA, the user's cache and the package, in this order;
+missing files are downloaded.  `fedadmm data list|fetch|path|check` call these functions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,24 @@ from fedadmm.data.files import read_chunks
 
 _CHUNK = 1 << 16
 _TIMEOUT = (10, 30)
-"""Seconds to wait for a connection, and for the next bytes."""
+"""Time limits in seconds for connecting, and for receiving the next bytes."""
 
 
 def download(address: str, sha256: str, size: int, target: Path, *, progress: bool = False) -> None:
-    """Put a file where it belongs, if it has the expected size and checksum.
+    """Download a file and verify its size and checksum.
 
-    What has arrived of an interrupted download waits beside the target as `.NAME.part` and is
-    continued the next time, if the server can do that; otherwise nothing stays behind.
+    An interrupted download is kept next to the target as `.NAME.part` and resumed by the next call
+    if the server supports range requests; otherwise it is deleted.
+
+    Args:
+        address: The URL.
+        sha256: The expected checksum.
+        size: The expected number of bytes.
+        target: The path of the file.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        DataError: The download failed, or the file is not the expected one.
     """
     import requests
 
@@ -54,7 +64,7 @@ def download(address: str, sha256: str, size: int, target: Path, *, progress: bo
 
 
 def _fetch(address: str, part: Path, size: int, have: int, progress: bool) -> bool:
-    """Fetch what is missing; False if more than expected is sent."""
+    """Download the missing bytes to `part`; False if the server sends more than `size` bytes."""
     import requests
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -85,18 +95,19 @@ def _fetch(address: str, part: Path, size: int, have: int, progress: bool) -> bo
 
 
 VARIABLE = "FEDADMM_DATA"
-"""Names the folder whose subfolders (mnist, fashion-mnist, femnist, …) hold the data sets."""
+"""Environment variable with the folder whose subfolders (mnist, femnist, …) are the data sets."""
 
 
 SHIPPED = Path(__file__).parent / "shipped"
-"""The small data sets that come with the package, each beside its source and licence."""
+"""Folder of the small data sets in the package, each with its source and licence."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file, known by its checksum.
+    """A file of a data set with its size and checksum.
 
-    The file may also lie there packed (NAME.gz) or, when `unpacked` is known, unpacked.
+    Copies compressed as NAME.gz are accepted, and uncompressed copies of a .gz file with the
+    checksum `unpacked`.
     """
 
     name: str
@@ -106,7 +117,7 @@ class File:
     address: str | None = None
 
     def names(self) -> tuple[str, ...]:
-        """The names under which the file is accepted."""
+        """Return the accepted names of the file."""
         if self.unpacked is not None:
             return self.name, self.name.removesuffix(".gz")
         return (
@@ -114,7 +125,7 @@ class File:
         )
 
     def verify(self, path: Path) -> None:
-        """Refuse a path whose size or checksum is not the canonical one."""
+        """Raise a DataError unless a path has the expected size and checksum."""
         stat = path.stat()
         if path.name == self.name and stat.st_size != self.size:
             raise DataError(
@@ -132,34 +143,38 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set, as `sets.toml` describes it."""
+    """A data set as described in `sets.toml`."""
 
     name: str
-    """Its folder is called so, and its problem."""
+    """The name of the data set, of its folder and of its problem."""
     about: str
     licence: str
     files: tuple[File, ...]
     aliases: tuple[str, ...] = ()
     """Short forms of the name."""
     archive: File | None = None
-    """A .tar.gz that holds all files."""
+    """A .tar.gz that contains all files."""
     subfolders: tuple[str, ...] = (".",)
-    """Where in its folder the files may lie."""
+    """Subfolders of its folder that may contain the files."""
     instead: str | None = None
-    """A folder that replaces the files if it is there."""
+    """The name of a folder that is used in place of the files if it exists."""
 
     def folders(self) -> list[Path]:
-        """Where the data set may lie, in the order of search."""
+        """Return the folders that may contain the files, in the order of the search."""
         return [root / self.name / sub for root in _roots() for sub in self.subfolders]
 
     def stand_in(self) -> Path | None:
-        """The folder that holds what is taken instead of the files, if there is one."""
+        """Return the folder that contains the replacement `instead`, or None."""
         if self.instead is None:
             return None
         return next((place for place in self.folders() if (place / self.instead).is_dir()), None)
 
     def find(self, name: str) -> Path | None:
-        """A file, if it is on this machine; a damaged one is refused with its path."""
+        """Return the path of a local file, or None if it is missing.
+
+        Raises:
+            DataError: The file is damaged.
+        """
         file = self._file(name)
         for folder in self.folders():
             for path in (folder / accepted for accepted in file.names()):
@@ -169,7 +184,11 @@ class Source:
         return None
 
     def locate(self, name: str, *, progress: bool = False) -> Path:
-        """A file, downloaded if need be."""
+        """Return the path of a file, which is downloaded if it is missing.
+
+        Raises:
+            DataError: The file is damaged, or missing and cannot be downloaded.
+        """
         found = self.find(name)
         if found is not None:
             return found
@@ -192,7 +211,7 @@ class Source:
         raise ParameterError(f"{self.name}: has no file {name!r}")
 
     def _unpack(self, archive: File, cache: Path, progress: bool) -> None:
-        """Download the archive and take the data set's files out of it, each checked."""
+        """Download the archive, and extract and verify the files of the data set."""
         path = cache / archive.name
         if not path.is_file():
             address = archive.address or ""
@@ -219,7 +238,7 @@ class Source:
 
 
 SOURCES: dict[str, Source] = {}
-"""Every data set by its name."""
+"""The known data sets by name."""
 _TABLES = tomllib.loads((Path(__file__).parent / "sets.toml").read_text("utf-8"))
 for _name, _table in _TABLES.items():
     _folder, _archive = _table.pop("address", None), _table.pop("archive", None)
@@ -230,7 +249,7 @@ for _name, _table in _TABLES.items():
 
 
 def source(name: str) -> Source:
-    """The data set with a name, or with a short form of one."""
+    """Return the data set with a name or alias."""
     for one in SOURCES.values():
         if name in (one.name, *one.aliases):
             return one
@@ -238,7 +257,11 @@ def source(name: str) -> Source:
 
 
 def data_folder() -> Path | None:
-    """The folder that FEDADMM_DATA names, or None; one that does not exist is refused."""
+    """Return the folder FEDADMM_DATA, or None if it is not set.
+
+    Raises:
+        DataError: The folder does not exist.
+    """
     value = os.environ.get(VARIABLE)
     if not value:
         return None
@@ -249,7 +272,7 @@ def data_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """The user's cache, where downloads go."""
+    """Return the user's cache folder, the target of downloads."""
     import platformdirs
 
     return platformdirs.user_cache_path("fedadmm")
@@ -262,7 +285,7 @@ def _roots() -> list[Path]:
 
 @lru_cache(maxsize=256)
 def _checksum(path: Path, size: int, modified: int, packed: bool) -> str:
-    """The checksum of a file, or of what is packed in it; remembered until the file changes."""
+    """Return the SHA-256 of a file or of its uncompressed content; cached until it changes."""
     if not packed:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -273,30 +296,30 @@ def _checksum(path: Path, size: int, modified: int, packed: bool) -> str:
 
 
 class DatasetInfo(NamedTuple):
-    """One line of `fedadmm data list`."""
+    """A data set in the output of `fedadmm data list`."""
 
     name: str
     about: str
     licence: str
     aliases: tuple[str, ...]
     present: bool
-    """Whether every file is on this machine (a damaged file counts as absent)."""
+    """Whether all files are on this machine and intact."""
     folder: Path
-    """Where it lies, or where a download or you would put it."""
+    """The folder of the files; if they are missing, the folder to copy them to."""
 
 
 class FileCheck(NamedTuple):
-    """One line of `fedadmm data check`."""
+    """A file in the output of `fedadmm data check`."""
 
     dataset: str
     file: str
     status: Literal["ok", "missing", "damaged"]
     detail: str
-    """The path, or what is wrong."""
+    """The path, or the error message."""
 
 
 def list_datasets() -> list[DatasetInfo]:
-    """Every data set that fedadmm knows."""
+    """Return all known data sets."""
     return [_info(SOURCES[name]) for name in sorted(SOURCES)]
 
 
@@ -309,7 +332,7 @@ def _info(chosen: Source) -> DatasetInfo:
 
 
 def fetch(name: str, *, progress: bool = False) -> Path:
-    """Make sure that a data set is on this machine, and return its folder."""
+    """Download the missing files of a data set, and return its folder."""
     chosen = source(name)
     stand_in = chosen.stand_in()
     if stand_in is not None:
@@ -319,7 +342,11 @@ def fetch(name: str, *, progress: bool = False) -> Path:
 
 
 def path(name: str) -> Path:
-    """The folder of a data set that is on this machine; one that is not is an error."""
+    """Return the folder of a data set.
+
+    Raises:
+        DataError: A file of the data set is missing.
+    """
     info = _info(source(name))
     if not info.present:
         looked = ", ".join(str(folder) for folder in source(name).folders())
@@ -328,7 +355,7 @@ def path(name: str) -> Path:
 
 
 def check(name: str | None = None) -> list[FileCheck]:
-    """Look for every file and verify its checksum; nothing is downloaded, nothing raised."""
+    """Verify the local files of one or all data sets, without downloading or raising errors."""
     rows = []
     for one in [source(name)] if name is not None else [SOURCES[key] for key in sorted(SOURCES)]:
         for file in one.files:

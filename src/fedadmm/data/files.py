@@ -1,7 +1,7 @@
-"""Read files that may be damaged or hostile: what a header promises is checked first.
+"""Readers for files that may be damaged or malicious: sizes are validated before allocation.
 
-A header is compared with the size of the file before anything is allocated; a compressed file
-may promise at most what its compressor could have packed into it, and has a limit of its own.
+The size in a header is compared with the size of the file.  A compressed file may expand at most by
+the largest ratio of its format, and at most to a fixed limit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from fedadmm.core.errors import DataError
 
 EXPANSION = 1100
-"""Deflate packs at most 1032 bytes into one; a promise beyond this is a lie or an attack."""
+"""Limit of the compression ratio; the largest ratio of Deflate is 1032."""
 
 UNPACKED = 1 << 27
-"""Bytes that a compressed file of text may unpack to: cells of a table take ten times as many."""
+"""Limit in bytes for the content of a compressed text file; its table takes ten times as much."""
 PROMISED = 1 << 31
-"""Bytes that a compressed file of arrays may unpack to."""
+"""Limit in bytes for the content of a compressed file of arrays."""
 
 _CHUNK = 1 << 20
 _SEPARATORS = (",", ";", "\t")
@@ -39,7 +39,7 @@ _READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
 def check_promise(path: Path, promised: int) -> None:
-    """Refuse a header that promises more bytes than the file can hold."""
+    """Raise a DataError if a header declares more bytes than the file can contain."""
     size = path.stat().st_size
     packed = path.suffix in (".gz", ".npz")
     if promised > (max(size, min(size * EXPANSION, PROMISED)) if packed else size):
@@ -50,7 +50,11 @@ def check_promise(path: Path, promised: int) -> None:
 
 @contextmanager
 def open_plain_or_gz(path: Path) -> Iterator[BinaryIO]:
-    """The file's bytes, unpacked when the name ends in .gz; reading errors name the file."""
+    """Open a file for reading, decompressed if its name ends in .gz.
+
+    Raises:
+        DataError: The file is missing, or a read inside the context fails.
+    """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             yield cast(BinaryIO, stream)
@@ -61,7 +65,7 @@ def open_plain_or_gz(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_exactly(stream: BinaryIO, count: int, path: Path, what: str) -> NDArray[np.uint8]:
-    """`count` bytes as a writable array, or a refusal that names the file."""
+    """Return the next `count` bytes as a writable array; a DataError if there are fewer."""
     data = np.empty(count, np.uint8)
     view, filled = data.data, 0
     while filled < count:
@@ -75,13 +79,13 @@ def read_exactly(stream: BinaryIO, count: int, path: Path, what: str) -> NDArray
 
 
 def refuse_more(stream: BinaryIO, path: Path) -> None:
-    """Refuse bytes behind the end that the header announced."""
+    """Raise a DataError if there are bytes after the end declared by the header."""
     if stream.read(1):
         raise DataError(f"{path}: goes on behind the end that its header announces")
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, plain or .gz, a piece at a time, and no more than can be in it."""
+    """Yield the content of a file, plain or .gz, in blocks; a DataError above the size limit."""
     with open_plain_or_gz(path) as stream:
         size = path.stat().st_size
         most = left = max(size, UNPACKED) if path.suffix == ".gz" else size
@@ -96,7 +100,7 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 
 def read_bytes(path: Path) -> bytearray:
-    """All bytes of a file, plain or .gz."""
+    """Return the content of a file, plain or .gz."""
     data = bytearray()
     for chunk in read_chunks(path):
         data += chunk
@@ -104,7 +108,7 @@ def read_bytes(path: Path) -> bytearray:
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 text, plain or .gz."""
+    """Return the content of a UTF-8 text file, plain or .gz; a DataError if it is not UTF-8."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -112,10 +116,13 @@ def read_text(path: Path) -> str:
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    """The cells of a CSV file, plain or .gz, without its byte-order mark and its empty lines.
+    """Return the cells of a CSV file, plain or .gz, without byte-order mark and empty lines.
 
-    Of comma, semicolon and tab the one that makes most columns of the first line separates cells.
-    With semicolons a number may have a decimal comma, which becomes a point.
+    The separator is that of comma, semicolon and tab which splits the first line into most columns.
+    With semicolons, decimal commas in numbers are replaced by points.
+
+    Raises:
+        DataError: The file is missing, damaged or not CSV.
     """
     text = read_text(path).removeprefix("\ufeff")
 
@@ -135,7 +142,11 @@ def read_csv(path: Path) -> list[list[str]]:
 
 
 def read_npz(path: Path, required: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """All arrays of an .npz file, never unpickling; the `required` names must be there."""
+    """Return all arrays of an .npz file by name, without unpickling objects.
+
+    Raises:
+        DataError: The file is missing or damaged, or one of the `required` arrays is missing.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}

@@ -1,4 +1,4 @@
-"""How different the clients are: the measures people use, a table and a picture of them."""
+"""Measures of the heterogeneity of a partition, with a table and a figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedadmm.data.dataset import FederatedData
 
 
 class Summary(NamedTuple):
-    """Heterogeneity of a partition; label measures are None for a regression."""
+    """Heterogeneity measures of a partition; those of labels are None for a regression."""
 
     clients: int
     samples: int
@@ -24,21 +24,26 @@ class Summary(NamedTuple):
     median: float
     largest: int
     size_gini: float
-    """0 when all clients hold equally many rows, towards 1 when one holds everything."""
+    """Gini coefficient of the clients' sizes: 0 if all are equal, near 1 if one has all samples."""
     labels_per_client: float | None = None
-    """The mean number of different labels a client holds."""
+    """The mean number of different labels of a client."""
     label_entropy: float | None = None
-    """The mean entropy of a client's label mix, in bits."""
+    """The mean entropy of a client's label distribution, in bits."""
     global_entropy: float | None = None
-    """The entropy of the pooled label mix, in bits; what every client has when iid."""
+    """The entropy of the pooled label distribution, in bits; that of each client under IID."""
     tv_mean: float | None = None
-    """The mean total-variation distance between a client's label mix and the pooled one."""
+    """The mean total-variation distance of the clients' label distributions from the pooled one."""
     tv_max: float | None = None
-    """The largest such distance."""
+    """The largest total-variation distance of a client's label distribution from the pooled one."""
 
 
 def summarise(sizes: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> Summary:
-    """The measures, from each client's size and, if there are labels, (labels, clients) counts."""
+    """Return the measures of a partition.
+
+    Args:
+        sizes: The number of samples of each client.
+        counts: The number of samples by label and client; None for a regression.
+    """
     basic = Summary(
         clients=len(sizes),
         samples=int(sizes.sum()),
@@ -64,7 +69,7 @@ def summarise(sizes: NDArray[np.int64], counts: NDArray[np.int64] | None = None)
 
 
 def gini(sizes: NDArray[np.int64]) -> float:
-    """The Gini coefficient: mean absolute difference of two clients over twice the mean size."""
+    """Return the Gini coefficient: mean absolute difference of two sizes over twice the mean."""
     ordered = np.sort(sizes).astype(np.float64)
     n, total = len(ordered), ordered.sum()
     if total == 0:
@@ -74,7 +79,7 @@ def gini(sizes: NDArray[np.int64]) -> float:
 
 
 def label_mix(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The share of each label at each client; a client without rows has none of any."""
+    """Return the share of each label at each client; zeros for a client without samples."""
     result: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=0), 1)
     return result
 
@@ -82,7 +87,7 @@ def label_mix(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 def draw(
     path: Path, title: str, sizes: NDArray[np.int64], counts: NDArray[np.int64] | None
 ) -> None:
-    """Write a PNG: labels × clients (if there are labels) above the clients' sizes."""
+    """Write a PNG with the clients' sizes, and above them the label shares if there are labels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 5 if counts is not None else 3), layout="constrained")
@@ -95,29 +100,33 @@ def draw(
             label_mix(counts), aspect="auto", cmap="viridis", vmin=0, interpolation="nearest"
         )
         upper.set_ylabel("label")
-        figure.colorbar(image, ax=upper, label="share of the client's rows")
+        figure.colorbar(image, ax=upper, label="share of the client's samples")
     axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True)
     axes.set_xlabel("client")
-    axes.set_ylabel("rows")
+    axes.set_ylabel("samples")
     make_directory(path.parent)
     with replacing(path) as stream:
         figure.savefig(stream, format="png", dpi=120)
 
 
 class Description(NamedTuple):
-    """What there is to say about how a problem's rows lie on its clients."""
+    """Description of the distribution of a problem's samples among its clients."""
 
     parameters: int
     summary: Summary | None
-    """None when the clients are drawn on demand and hold no stored rows."""
+    """None if the clients' samples are generated on demand."""
     rows: tuple[tuple[str, str], ...]
-    """The table: what is measured, and its value."""
+    """The rows of the table: names of quantities, and their values."""
     picture: Path | None
-    """The PNG that was written."""
+    """The path of the PNG, if one was written."""
 
 
 def describe(problem: Problem, picture: str | Path | None = None) -> Description:
-    """Describe the split of a problem; with `picture`, write a PNG there."""
+    """Describe the partition of a problem, and write a PNG to the path `picture` if given.
+
+    Raises:
+        DataError: A picture of a problem whose samples are generated on demand.
+    """
     data = problem.data
     basic = (("clients", f"{problem.num_clients:,}"), ("parameters", f"{problem.num_parameters:,}"))
     if not isinstance(data, FederatedData):
@@ -134,15 +143,15 @@ def describe(problem: Problem, picture: str | Path | None = None) -> Description
 
 
 def _table(summary: Summary) -> tuple[tuple[str, str], ...]:
-    """The measures as text."""
+    """Return the rows of the table of measures, as text."""
     rows = [
-        ("rows", f"{summary.samples:,}"),
-        ("rows a client", f"{summary.smallest:,} … {summary.median:g} … {summary.largest:,}"),
+        ("samples", f"{summary.samples:,}"),
+        ("samples per client", f"{summary.smallest:,} … {summary.median:g} … {summary.largest:,}"),
         ("size Gini", f"{summary.size_gini:.3f}"),
     ]
     if summary.label_entropy is not None:
         rows += [
-            ("labels a client", f"{summary.labels_per_client:.1f}"),
+            ("labels per client", f"{summary.labels_per_client:.1f}"),
             (
                 "label entropy (bits)",
                 f"{summary.label_entropy:.2f} of {summary.global_entropy:.2f}",

@@ -1,7 +1,7 @@
-"""The papers' models by name, and any module of the user's.
+"""Models of the papers by name, and models of the user.
 
-Every model returns scores: no softmax precedes the loss, and a ReLU follows each convolution,
-unless the network of an author's program is asked for: `as_released` names the author.
+Models return logits without softmax, and a ReLU follows each convolution.  `as_released` selects
+the deviating network of an author's published program instead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedadmm.core.validation import check
 
 Factory = Callable[..., nn.Module]
 Model = str | nn.Module | Factory
-"""A name, a module (it is copied), or a function that makes one."""
+"""A name, a module (which is copied), or a function that returns a module."""
 Released = Literal["gong", "wang"]
-"""Whose published program a network is taken from.  "gong": a softmax before the cross-entropy, and
+"""Author of the published program with a network.  "gong": a softmax before the cross-entropy, and
 no ReLU after convolutions; "wang": the last hidden layer twice."""
 
 
@@ -40,7 +40,7 @@ def _convolutions(
     as_released: Literal["gong"] | None = None,
     widths: tuple[int, int] = (32, 64),
 ) -> nn.Sequential:
-    """conv5 – pool – conv5 – pool – hidden – classes, with these widths of the convolutions."""
+    """Return the network conv5 – pool – conv5 – pool – hidden – classes."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         activation = [] if as_released == "gong" else [nn.ReLU()]
@@ -86,9 +86,12 @@ def small_cnn(classes: int = 10) -> nn.Module:
 
 
 def mlp(*sizes: int, as_released: Released | None = None) -> nn.Module:
-    """A multilayer perceptron with ReLU between the layers; images are flattened first.
+    """Multilayer perceptron with ReLU between the layers; images are flattened first.
 
-    `as_released` "gong" ends it with a softmax, "wang" makes 60-32-32-10 of 60-32-10.
+    Args:
+        sizes: The sizes of the input, of hidden layers, and of the output.
+        as_released: "gong" appends a softmax; "wang" repeats the last hidden layer, so that
+            60-32-10 becomes 60-32-32-10.
     """
     if len(sizes) < 2:
         raise ParameterError(f"mlp: sizes is {sizes}, but must hold at least inputs and outputs")
@@ -116,12 +119,12 @@ def linear(inputs: Count, outputs: Count = 1, bias: bool = True) -> nn.Module:
 
 @checked_arguments
 def logistic(inputs: Count, classes: Annotated[int, Ge(2)] = 2) -> nn.Module:
-    """Logistic regression: one score for two classes, else one score a class."""
+    """Logistic regression: one logit for two classes, otherwise one per class."""
     return linear(inputs, 1 if classes == 2 else classes)
 
 
 def perceptron(inputs: int, classes: int = 1, hidden: int = 64) -> nn.Module:
-    """A perceptron with one hidden layer: one score a class, or one number to regress on."""
+    """Perceptron with one hidden layer: one logit per class, or one number for a regression."""
     return mlp(inputs, hidden, classes)
 
 
@@ -135,12 +138,20 @@ NAMES: dict[str, Factory] = {
     "logistic": logistic,
     "mlp": perceptron,
 }
-"""The named models; besides, `mlp-A-B-…-Z` is a perceptron with these layer sizes, and
-`package.module:Name` a function or class of yours that makes a module."""
+"""Models by name.  Other valid names are `mlp-A-B-…-Z`, a perceptron with these layer sizes, and
+`package.module:Name`, an importable function or class that returns a module."""
 
 
 def factory(model: Model, **options: Any) -> Callable[[], nn.Module]:
-    """A function without arguments that makes the model, checked before it is first called."""
+    """Return a function without arguments that builds the model.
+
+    Args:
+        model: A name, a module, or a function that returns a module.
+        options: Arguments of the model.
+
+    Raises:
+        ParameterError: The model is unknown, or does not accept the options.
+    """
     if isinstance(model, nn.Module):
         if options:
             raise ParameterError(f"model: options {sorted(options)} do not apply to a module")
@@ -154,7 +165,7 @@ def factory(model: Model, **options: Any) -> Callable[[], nn.Module]:
 
 
 def resolve(model: str | Factory) -> Factory:
-    """The function behind a model's name."""
+    """Return the function that builds the model with a given name."""
     if callable(model):
         return model
     if not isinstance(model, str):
@@ -175,9 +186,14 @@ def resolve(model: str | Factory) -> Factory:
 
 
 def build(model: Model, *, seed: Key = 0, **options: Any) -> nn.Module:
-    """A new model, initialised by the seed alone; the global random state is left alone.
+    """Build a model whose initial parameters depend on the seed only.
 
-    A module is copied and keeps its parameters, whatever the seed.
+    The global random state is unchanged.  A module is copied and keeps its parameters.
+
+    Args:
+        model: A name, a module, or a function that returns a module.
+        seed: The seed of the initialisation.
+        options: Arguments of the model.
     """
     make = factory(model, **options)
     with torch.random.fork_rng(devices=[]):
@@ -191,7 +207,7 @@ def build(model: Model, *, seed: Key = 0, **options: Any) -> nn.Module:
 
 
 def initial_vector(model: Model, seed: Key, **options: Any) -> Tensor:
-    """The flat start vector of a model: its trainable parameters, initialised by the seed."""
+    """Return the initial trainable parameters of a model as one vector."""
     module = build(model, seed=seed, **options)
     parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
     return torch.cat(parts)

@@ -1,7 +1,7 @@
-"""Who gets which samples: pure functions of (labels or groups, clients, seed).
+"""Partitions of samples among clients, as pure functions of (labels or groups, clients, seed).
 
-Every function returns a `Partition`: disjoint lists of sample numbers, one per client, in random
-order.  Unless its docstring says otherwise, every sample belongs to a client.
+Each function returns a `Partition`: disjoint lists of sample indices, one per client, in random
+order.  Unless stated otherwise, each sample belongs to a client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Disjoint lists of sample numbers: client i holds `indices[offsets[i] : offsets[i + 1]]`."""
+    """Disjoint lists of sample indices: client i has `indices[offsets[i] : offsets[i + 1]]`."""
 
     indices: Indices
     offsets: Indices
@@ -45,7 +45,7 @@ class Partition:
 
     @property
     def sizes(self) -> Indices:
-        """How many samples each client holds."""
+        """The number of samples of each client."""
         return np.diff(self.offsets)
 
     @property
@@ -61,7 +61,7 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:
-        """Read what `save` wrote; a file that is no partition is refused with its name."""
+        """Read a file written by `save`; a DataError if it is not a valid partition."""
         arrays = read_npz(Path(path), ("indices", "offsets"))
         indices, offsets = arrays["indices"], arrays["offsets"]
         sound = (
@@ -81,7 +81,7 @@ class Partition:
 
 
 def iid(num_samples: int, clients: int, seed: Key) -> Partition:
-    """Random samples, as evenly as possible: sizes differ by at most one."""
+    """Assign random samples to clients of equal sizes, up to one sample."""
     _check_enough("iid", num_samples, clients)
     order = _generator(seed, "iid").permutation(num_samples)
     return Partition(order, _even_offsets(num_samples, clients))
@@ -89,10 +89,10 @@ def iid(num_samples: int, clients: int, seed: Key) -> Partition:
 
 @checked_arguments
 def shards(labels: ArrayLike, clients: int, seed: Key, *, per_client: Count = 2) -> Partition:
-    """Sort by label, cut into per_client * clients shards, deal per_client shards to each client.
+    """Sort by label, cut into per_client * clients shards, assign per_client shards to each client.
 
-    McMahan et al. (2017) and Gong et al.; shards differ in size by at most one sample, so that any
-    number of clients works and no sample is left over.
+    As in McMahan et al. (2017) and Gong et al.  Shards differ in size by at most one sample, so
+    that any number of clients is possible and all samples are assigned.
     """
     values = _labels("shards", labels, clients)
     count = per_client * clients
@@ -111,9 +111,9 @@ def dirichlet(
 ) -> Partition:
     """Divide each label among the clients in proportions drawn from Dirichlet(alpha).
 
-    Small alpha: few labels a client; large alpha: iid.  A client below `min_size` receives random
-    samples of the client that is largest at that moment, so that this works whenever
-    clients * min_size samples exist.
+    A small alpha gives few labels per client, a large alpha approaches iid.  Clients below
+    `min_size` receive random samples of the currently largest client, so that a partition exists
+    whenever there are clients * min_size samples.
     """
     values = _labels("dirichlet", labels, clients)
     if clients * min_size > len(values):
@@ -138,7 +138,7 @@ def dirichlet(
 def imbalanced(
     labels: ArrayLike, clients: int, seed: Key, *, shards: Count = 10_000, members: Count = 2
 ) -> Partition:
-    """Gong's imbalanced volumes: a member of group j holds j shards, the last group the rest.
+    """Imbalanced sizes of Gong et al.: a client in group j has j shards, the last group the rest.
 
     The label-sorted samples are cut into `shards` shards; the clients form groups of `members`.
     With 200 clients, 10,000 shards and groups of two, 99 groups take 9,900 shards and the two
@@ -168,7 +168,10 @@ def imbalanced(
 def lognormal(
     num_samples: int, clients: int, seed: Key, *, sigma: NotNegative = 1.0, min_size: Count = 1
 ) -> Partition:
-    """Random samples with client sizes proportional to LogNormal(0, sigma), each >= min_size."""
+    """Assign random samples to clients of sizes proportional to LogNormal(0, sigma).
+
+    Each client has at least `min_size` samples.
+    """
     spare = num_samples - clients * min_size
     if spare < 0:
         raise ParameterError(
@@ -184,10 +187,10 @@ def lognormal(
 
 
 def natural(groups: ArrayLike, clients: int | None, seed: Key) -> Partition:
-    """One client a group (writer, hospital, speaker), in the order of the group numbers.
+    """Make each group (writer, hospital, speaker) one client, in the order of the group indices.
 
-    With fewer clients than groups, a random choice of groups takes part and the other samples are
-    left out.
+    With fewer clients than groups, a random subset of groups is used and the other samples are left
+    out; None uses all groups.
     """
     values = np.asarray(groups)
     present = np.unique(values)
@@ -225,7 +228,7 @@ def _labels(name: str, labels: ArrayLike, clients: int) -> NDArray[np.int64]:
 def _label_sorted(
     labels: NDArray[np.int64], seed: Key, name: str
 ) -> tuple[Indices, np.random.Generator]:
-    """Sample numbers sorted by label, in random order within a label."""
+    """Return sample indices sorted by label, in random order within a label."""
     generator = _generator(seed, name)
     shuffled = generator.permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")], generator
@@ -238,7 +241,7 @@ def _even_offsets(samples: int, parts: int) -> Indices:
 def _deal(
     order: Indices, count: int, per_client: Indices, generator: np.random.Generator
 ) -> Partition:
-    """Cut `order` into `count` shards and give client i `per_client[i]` random ones of them."""
+    """Cut `order` into `count` shards and assign `per_client[i]` random shards to client i."""
     owner_of_shard = np.empty(count, np.int64)
     owner_of_shard[generator.permutation(count)] = np.repeat(np.arange(len(per_client)), per_client)
     owners = np.repeat(owner_of_shard, np.diff(_even_offsets(len(order), count)))
@@ -248,7 +251,7 @@ def _deal(
 def _by_owner(
     samples: Indices, owners: Indices, clients: int, generator: np.random.Generator
 ) -> Partition:
-    """Collect the samples of each owner, in random order within an owner."""
+    """Return the partition by the client of each sample, in random order within a client."""
     shuffle = generator.permutation(len(samples))
     order = shuffle[np.argsort(owners[shuffle], kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=clients))])
@@ -256,7 +259,7 @@ def _by_owner(
 
 
 def _fill_up(owners: Indices, clients: int, least: int, generator: np.random.Generator) -> None:
-    """Move random samples from the largest clients until every client holds `least`."""
+    """Move random samples from the largest clients until each client has at least `least`."""
     sizes = np.bincount(owners, minlength=clients)
     poor = np.flatnonzero(sizes < least)
     if not len(poor):

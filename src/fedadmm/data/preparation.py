@@ -1,13 +1,13 @@
-"""Standardise numbers, one-hot encode text and impute missing values; no row leaves its client.
+"""Federated preparation of tables: standardisation, one-hot encoding, imputation.
 
-Every client first says which columns of its training rows hold text.  Then it sends, for a column
-of numbers, their count, mean and squared deviations; for a column of text, the list of categories.
-Joined, these give the scale that all rows together would give, and one column of zeros and ones a
-category.  A missing value becomes zero: the mean, or none of the categories.  Rows may have
-weights: one of weight two counts as two rows.
+Each client first reports which columns of its training samples contain text.  Then it sends, for a
+column of numbers, their count, mean and sum of squared deviations, and for a column of text, the
+list of categories; no sample leaves its client.  Combined, these statistics give the scale of the
+pooled samples and one indicator column per category.  A missing value becomes zero: the mean, or
+none of the categories.  Samples may have weights: weight two is equivalent to two samples.
 
-A column is an array of text, where some words mean that a value is missing, or one of numbers,
-where NaN does.
+A column is an array of text, in which words such as "nan" mark missing values, or an array of
+numbers with NaN for missing values.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ SENTENCE = (
     "deviations and lists of categories of each client's training rows; no row left its client"
 )
 MOST_CATEGORIES = 100
-"""A column with more different values is a name or a text, and no category."""
+"""Largest number of categories of a column; columns with more are names or free text."""
 _FEW_CATEGORIES = 10
-"""A column with no more different values is a category, also in a short table."""
+"""Up to this number of different values, a column is categorical even in a short table."""
 _NAMES_ROWS = re.compile(r"(^|[_. -])(id|no|nr|num|number|index|key|code)$", re.IGNORECASE)
 _GAPS = ("", "?", "na", "n/a", "nan", "null", "none")
 
 Cells = Mapping[str, NDArray[Any]]
-"""Name -> column; all columns are equally long."""
+"""Columns of equal length by name."""
 Weights = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a client sends about a column of numbers."""
+    """Statistics of a column of numbers that a client sends."""
 
     count: float
-    """How many there are, or the sum of their weights."""
+    """The number of values, or the sum of their weights."""
     mean: float
     squares: float
     """The sum of the squared deviations from the mean."""
 
     def joined(self, other: Numbers) -> Numbers:
-        """What both clients together would send (Chan, Golub and LeVeque)."""
+        """Return the statistics of the pooled values of two clients (Chan, Golub and LeVeque)."""
         count = self.count + other.count
         if count == 0:
             return self
@@ -64,7 +64,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Standardised:
-    """A column of numbers: (x - mean) / deviation, and zero where a value is missing."""
+    """Standardisation of a column of numbers: (x - mean) / deviation, and 0 for missing values."""
 
     name: str
     mean: float
@@ -77,7 +77,7 @@ class Standardised:
 
 @dataclass(frozen=True)
 class OneHot:
-    """A column of text: one column of zeros and ones for each category of the training rows."""
+    """One-hot encoding of a column of text by the categories of the training samples."""
 
     name: str
     categories: tuple[str, ...]
@@ -89,7 +89,7 @@ class OneHot:
         return same.astype(np.float64)
 
     def refuse_unknown(self, cells: NDArray[Any]) -> None:
-        """Refuse a category that no training row had; a missing value is allowed."""
+        """Raise a DataError for a category that is not among the training samples."""
         unknown = sorted(_categories(cells) - set(self.categories))
         if unknown:
             raise DataError(
@@ -104,7 +104,13 @@ Column = Standardised | OneHot
 def statistics(
     cells: Cells, text: Collection[str], weights: Weights | None = None
 ) -> dict[str, Numbers | set[str]]:
-    """What a client sends: sums of its numbers, lists of its categories."""
+    """Return the statistics that a client sends: moments of numbers, lists of categories.
+
+    Args:
+        cells: The client's columns.
+        text: The names of the columns of text.
+        weights: The weights of its samples; None for equal weights.
+    """
     return {
         name: _categories(column) if name in text else _sums(column, name, weights)
         for name, column in cells.items()
@@ -119,10 +125,17 @@ def fit(
     categories: Collection[str] = (),
     remedy: str = '--set problem.leave_out="[{}]"',
 ) -> list[Column]:
-    """The columns from what every client sends, and from nothing else.
+    """Fit the preparation of each column from the statistics that the clients send.
 
-    `categories` names columns of text, even if it looks like numbers.  `origin` and
-    `remedy` say, in a refusal, where a column comes from and how to leave it out.
+    Args:
+        clients: The columns of each client's training samples.
+        origin: The name of the data in error messages.
+        weights: The sample weights of each client; None for equal weights.
+        categories: Columns to encode as categories even if they contain numbers.
+        remedy: Advice in the error message on leaving out a column, with a placeholder.
+
+    Raises:
+        DataError: A column of text has too many categories.
     """
     columns_of_text = ({n for n, one in cells.items() if not _is_numeric(one)} for cells in clients)
     text = set(categories).union(*columns_of_text)
@@ -152,28 +165,28 @@ def fit(
 def fit_numbers(
     name: str, clients: Sequence[NDArray[Any]], weights: Sequence[Weights] | None = None
 ) -> Standardised:
-    """One column of numbers alone, as the targets of a regression."""
+    """Fit the standardisation of one column of numbers, such as the targets of a regression."""
     own = [None] * len(clients) if weights is None else weights
     return _scaled(name, (_sums(x, name, mass) for x, mass in zip(clients, own, strict=True)))
 
 
 def apply(columns: Sequence[Column], cells: Cells) -> NDArray[np.float64]:
-    """The model's inputs, one row a row."""
+    """Return the model's inputs, one row per sample."""
     return np.hstack([column.apply(cells[column.name]) for column in columns])
 
 
 def described(columns: Sequence[Column], target: Standardised | None = None) -> dict[str, Any]:
-    """The preparation for partition.json; `target` where the model learns a standardised one."""
+    """Return the preparation as stored in partition.json, with that of the target if it has one."""
     described = {"how": SENTENCE, "columns": [vars(column) for column in columns]}
     return described if target is None else described | {"target": vars(target)}
 
 
 def identifiers(clients: Sequence[Cells]) -> list[str]:
-    """The columns that look as if they only identify rows: running numbers, names, dates.
+    """Return the columns that seem to identify samples: consecutive numbers, names, dates.
 
-    At every client they hold whole numbers, none twice, and these leave no gap, or the column has a
-    name such as id, patient_no or number; or they are text, and a value occurs less than five times
-    in the mean over all clients.
+    Such a column contains different integers at each client, which are consecutive unless its name
+    is similar to id, patient_no or number; or it contains text, each value of which occurs less
+    than five times on average over all clients.
     """
 
     def numbers_rows(name: str, column: NDArray[Any]) -> bool:
@@ -208,7 +221,7 @@ def _categories(column: NDArray[Any]) -> set[str]:
 
 
 def _text(column: NDArray[Any]) -> NDArray[np.str_]:
-    """Text as it is; numbers that are categories without a point where they need none."""
+    """Return a column as text; integers among numbers have no decimal point."""
     if column.dtype.kind == "U":
         return column
     return np.array([np.format_float_positional(one, trim="-") for one in column], dtype=str)
@@ -236,7 +249,7 @@ def _numbers(column: NDArray[Any]) -> NDArray[np.float64]:
 def _values(column: NDArray[Any], name: str) -> NDArray[np.float64]:
     try:
         values = _numbers(column)
-    except ValueError as error:  # only held-out or new rows can hold text here
+    except ValueError as error:  # only test or new samples can contain text here
         raise DataError(
             f"table: {name!r} held numbers in all training rows, and must hold numbers or gaps "
             f"here too ({error})"

@@ -1,4 +1,4 @@
-"""Data that is in memory already: torch datasets and Hugging Face datasets."""
+"""Conversion of torch datasets, Hugging Face datasets and partitioners to `Dataset`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ def from_torch(
     num_classes: int | None = None,
     names: Sequence[str] | None = None,
 ) -> Dataset:
-    """One client for each torch dataset of (input, target) pairs.
+    """Convert torch datasets of (input, target) pairs, each of which becomes a natural client.
 
-    With `num_classes` targets are class numbers, without it real numbers to regress on.
+    Args:
+        clients: One dataset per client.
+        num_classes: The number of classes; None if targets are numbers for a regression.
+        names: One name per client; by default numbered.
+
+    Raises:
+        DataError: A dataset is empty, or shapes or numbers of names do not match.
     """
     if not clients:
         raise DataError("from_torch: no datasets, but at least one is needed")
@@ -73,10 +79,19 @@ def from_hugging_face(
     client: str | None = None,
     kind: Kind = "classes",
 ) -> Dataset:
-    """Rows of a Hugging Face `datasets.Dataset`, by the names of its columns.
+    """Convert a Hugging Face `datasets.Dataset`.
 
-    `inputs` is one column of arrays (or images), or several columns of numbers.  Nothing of the
-    package `datasets` is imported: anything with `column_names` and `with_format` will do.
+    The package `datasets` is not imported: any object with `column_names` and `with_format` works.
+
+    Args:
+        dataset: One split of a Hugging Face data set.
+        inputs: One column of arrays or images, or several columns of numbers.
+        target: The column of targets.
+        client: The column of natural clients; None without natural clients.
+        kind: Whether targets are class names ("classes") or numbers for a regression ("numbers").
+
+    Raises:
+        DataError: A column is missing, ragged or not numeric.
     """
     if not hasattr(dataset, "column_names") or not hasattr(dataset, "with_format"):
         raise DataError(
@@ -115,7 +130,7 @@ def _column(view: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 class _Together:
-    """The partitions of a partitioner as one dataset, with a column that numbers them."""
+    """Concatenation of the partitions of a partitioner, with a column of partition ids."""
 
     NUMBER = "the number of the partition"
 
@@ -136,10 +151,15 @@ class _Together:
 def from_partitioner(
     partitioner: Any, *, inputs: str | Sequence[str], target: str, kind: Kind = "classes"
 ) -> Dataset:
-    """Rows of a partitioner, each partition a natural client: as `from_hugging_face` otherwise.
+    """Convert the partitions of a Flower Datasets partitioner, each of which is a natural client.
 
-    A partitioner is anything with `num_partitions` and `load_partition(i)`, as flwr-datasets' are;
-    nothing of that package is imported.
+    The package `flwr-datasets` is not imported.
+
+    Args:
+        partitioner: Any object with `num_partitions` and `load_partition(i)`.
+        inputs: As in `from_hugging_face`.
+        target: As in `from_hugging_face`.
+        kind: As in `from_hugging_face`.
     """
     for needed in ("num_partitions", "load_partition"):
         if not hasattr(partitioner, needed):

@@ -1,4 +1,4 @@
-"""UCI heart disease: four hospitals that measure the same things, each in its own way."""
+"""UCI heart disease: patients of four hospitals, the natural clients."""
 
 from __future__ import annotations
 
@@ -27,30 +27,33 @@ _FILES = {
     "Long Beach VA": "processed.va.data",
 }
 HOSPITALS = tuple(_FILES)
-"""In the order of the clients."""
+"""The names of the hospitals, in the order of the clients."""
 
 Table = NDArray[np.float64]
 
 
 @checked_arguments
 def heart(test_fraction: Fraction = 0.2, seed: int = 0) -> TrainTest:
-    """13 measurements of each patient, and whether the heart is diseased; clients are hospitals.
+    """Load 13 measurements of each patient and the diagnosis; the clients are hospitals.
 
-    Missing values are filled with the hospital's median (of a category: its most frequent value),
-    then columns are scaled to mean 0 and deviation 1.  Both are fitted on the training rows of
-    that hospital alone: no hospital sees another's patients, and no test row is looked at.  A
-    column that a hospital never measured is 0, its mean, for all its patients.
+    Missing values are imputed by the hospital's median (categories: by the most frequent value),
+    then columns are standardised.  Both are fitted on the hospital's own training samples, without
+    test samples and data of other hospitals.  A column that a hospital never measured is 0.
+
+    Args:
+        test_fraction: The held-out fraction of each hospital's patients.
+        seed: The seed of the split.
     """
     paths = dict(zip(_FILES, hospital_files(), strict=True))
     return read_hospitals(paths, test_fraction, seed)
 
 
 def flamby() -> TrainTest:
-    """The rows of FLamby's Fed-Heart-Disease, prepared and split as that benchmark does it.
+    """Load the samples as prepared and split in Fed-Heart-Disease of the benchmark FLamby.
 
-    Three columns that hospitals rarely measured and every row with a gap are left out; chest pain
-    and ECG become columns of zeros and ones, whose values are collected from all hospitals; 66 % of
-    each hospital's patients are for training (its seed 43), which also give its mean and deviation.
+    Three rarely measured columns and all samples with missing values are dropped.  Chest pain and
+    ECG are one-hot encoded with the categories of all hospitals.  66 % of each hospital's patients
+    (seed 43) are training samples, which also determine mean and standard deviation.
     (Ogier du Terrail et al.: FLamby, NeurIPS Datasets and Benchmarks 2022.)
     """
     from sklearn.model_selection import train_test_split
@@ -75,24 +78,24 @@ def flamby() -> TrainTest:
 
 
 def read_hospitals(paths: dict[str, Path], test_fraction: float, seed: int) -> TrainTest:
-    """The hospitals' files, each split into training and test rows with equal shares of disease."""
+    """Load the hospitals' files, with a stratified split into training and test samples."""
     files = enumerate(paths.values())
     sites = [_prepared(path, index, test_fraction, seed) for index, path in files]
     return _train_test(sites, tuple(paths))
 
 
 def read_site(path: str | Path, index: int, test_fraction: float, seed: int) -> TrainTest:
-    """One hospital's file alone, split and scaled exactly as `heart` does it for that hospital."""
+    """Load the file of one hospital, with the split and the scaling of `heart`."""
     return _train_test([_prepared(Path(path), index, test_fraction, seed)], (HOSPITALS[index],))
 
 
 def hospital_files() -> list[Path]:
-    """The hospitals' files on this machine, in the order of the clients."""
+    """Return the paths of the hospitals' files, in the order of the clients."""
     return [source("heart-disease").locate(file) for file in _FILES.values()]
 
 
 def _prepared(path: Path, index: int, test_fraction: float, seed: int) -> tuple[Table, Table]:
-    """A hospital's training and test rows, scaled, with the diagnosis as the last column."""
+    """Return standardised training and test samples of a hospital; diagnosis in last column."""
     table = read_hospital(path)
     train, test = _split(table[:, -1] > 0, test_fraction, derive(seed, "heart", index))
     fill, mean, deviation = _fit(table[train, :-1])
@@ -102,7 +105,7 @@ def _prepared(path: Path, index: int, test_fraction: float, seed: int) -> tuple[
 
 
 def _train_test(sites: list[tuple[Table, Table]], names: tuple[str, ...]) -> TrainTest:
-    """Training and test rows of all sites; the last column is the diagnosis."""
+    """Combine the training and test samples of all sites; the last column is the diagnosis."""
     parts = (np.concatenate(tables) for tables in zip(*sites, strict=True))
     sizes = np.array([[len(table) for table in site] for site in sites])
     datasets = [
@@ -121,7 +124,11 @@ def _train_test(sites: list[tuple[Table, Table]], names: tuple[str, ...]) -> Tra
 
 
 def read_hospital(path: str | Path) -> Table:
-    """The 14 columns of a hospital's file; `?` becomes NaN, but the last column must be there."""
+    """Read the 14 columns of a hospital's file, with NaN for `?`.
+
+    Raises:
+        DataError: The file is damaged, or a diagnosis (the last column) is missing.
+    """
     path = Path(path)
     lines = read_csv(path)
     if not lines:
@@ -160,7 +167,7 @@ def _split(
 
 
 def _fit(table: Table) -> tuple[Table, Table, Table]:
-    """Fill, mean and deviation of each column, from the values that are there."""
+    """Return imputed value, mean and standard deviation of each column of a table with NaN."""
     fill = np.zeros(table.shape[1])
     for column in range(table.shape[1]):
         seen = table[~np.isnan(table[:, column]), column]

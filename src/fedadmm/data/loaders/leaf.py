@@ -1,4 +1,4 @@
-"""FEMNIST by writer, from the JSON files of LEAF or an npz file."""
+"""FEMNIST with writers as natural clients, from the JSON files of LEAF or an npz file."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ from fedadmm.data.files import read_npz, read_text
 Subset = Literal["all", "digits", "upper", "lower"]
 _LABELS = {"all": (0, 62), "digits": (0, 10), "upper": (10, 36), "lower": (36, 62)}
 _PREPARE = Normalise(invert=True)
-"""LEAF stores dark ink on white paper; inverted, the background is zero as in MNIST."""
+"""LEAF stores dark ink on white paper; inversion makes the background zero as in MNIST."""
 _PIXELS = 28 * 28
 
 User = tuple[str, NDArray[np.uint8], NDArray[np.int64]]
-"""A writer with pixels (rows, 784) and labels."""
+"""A writer's name, pixels of shape (samples, 784), and labels."""
 
 
 @checked_arguments
 def femnist(path: str | Path | None = None, subset: Subset = "all") -> TrainTest:
-    """Handwritten characters (rows, 1, 28, 28) by writer, training and test rows of each.
+    """Load FEMNIST: handwritten characters (samples, 1, 28, 28) with writers as natural clients.
 
-    `path` is an .npz or LEAF's `data` folder with `train` and `test`; without it, the data set's
-    folder is searched for either.  `subset` keeps digits (10 classes) or letters (26).
+    Args:
+        path: An .npz file, or LEAF's `data` folder with `train` and `test`; None searches the
+            folder of the data set for either.
+        subset: The classes to keep: all 62, digits (10), or upper-case or lower-case letters (26).
+
+    Raises:
+        DataError: A file is damaged, or contains no training sample of the subset.
     """
     if path is None:
         files = source("femnist")
@@ -81,7 +86,7 @@ def _dataset(
 
 
 def _keep(rows: Dataset, subset: Subset) -> Dataset | None:
-    """Only some classes, counted from zero; None when no row is left."""
+    """Return the samples of a subset of classes, renumbered from zero; None if there are none."""
     if subset == "all":
         return rows
     low, high = _LABELS[subset]
@@ -93,7 +98,7 @@ def _keep(rows: Dataset, subset: Subset) -> Dataset | None:
 
 
 def _from_leaf(folder: Path) -> TrainTest:
-    """LEAF's `train/*.json` and, if there, `test/*.json`."""
+    """Load LEAF's `train/*.json` and, if present, `test/*.json`."""
     train, test = (
         [user for path in sorted((folder / name).glob("*.json")) for user in read_leaf(path)]
         for name in ("train", "test")
@@ -119,7 +124,7 @@ def _together(users: list[User], writers: tuple[str, ...], path: Path) -> Datase
 
 
 def read_leaf(path: str | Path) -> list[User]:
-    """The users of one LEAF file: name, pixels as uint8 (rows, 784), labels."""
+    """Return the writers in a LEAF file, with pixels as uint8; a DataError if it is damaged."""
     path = Path(path)
     try:
         content = json.loads(read_text(path))

@@ -1,7 +1,7 @@
-"""Pictures: the idx format of MNIST, the batches and the npz of CIFAR-10, scikit-learn's digits.
+"""Image data sets: MNIST and others in idx format, CIFAR-10, and scikit-learn's digits.
 
-An idx file is a magic number, big-endian sizes, and the values.  A CIFAR-10 batch holds a byte of
-label and 3,072 of pixels a row.
+An idx file consists of a magic number, big-endian sizes, and the values.  A CIFAR-10 batch contains
+one byte of label and 3,072 bytes of pixels per image.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PREFIXES = ("train", "t10k")
 
 
 def read_idx(path: str | Path) -> NDArray[Any]:
-    """The array of an idx file, plain or .gz; sizes are checked before anything is allocated."""
+    """Read the array of an idx file, plain or .gz; sizes are validated before allocation."""
     path = Path(path)
     with open_plain_or_gz(path) as stream:
         magic = read_exactly(stream, 4, path, "magic number")
@@ -52,7 +52,11 @@ def read_idx(path: str | Path) -> NDArray[Any]:
 
 
 def read_images(images: Path, labels: Path, num_classes: int, prepare: Normalise) -> Dataset:
-    """Images (rows, 1, height, width) with their labels, from two idx files that must agree."""
+    """Read images (samples, 1, height, width) and their labels from two idx files.
+
+    Raises:
+        DataError: A file is damaged, or the files differ in the number of samples.
+    """
     pixels, classes = read_idx(images), read_idx(labels)
     if pixels.ndim != 3 or pixels.dtype != np.uint8:
         raise DataError(f"{images}: holds {pixels.dtype} of {pixels.ndim} dimensions, no images")
@@ -74,7 +78,13 @@ def read_images(images: Path, labels: Path, num_classes: int, prepare: Normalise
 def idx_folder(
     folder: str | Path, num_classes: int = 10, prepare: Normalise | None = None
 ) -> TrainTest:
-    """Your own folder of four idx files named as MNIST's, plain or .gz, without checksums."""
+    """Load a folder of four idx files with the names of MNIST's, plain or .gz.
+
+    Args:
+        folder: The folder.
+        num_classes: The number of classes.
+        prepare: The normalisation; by default, pixels are scaled to 0 … 1.
+    """
 
     def find(name: str) -> Path:
         for path in (Path(folder) / name, Path(folder) / f"{name}.gz"):
@@ -86,7 +96,7 @@ def idx_folder(
 
 
 def _four(find: Callable[[str], Path], num_classes: int, prepare: Normalise) -> TrainTest:
-    """Training and test rows from four files that are found by MNIST's names for them."""
+    """Load training and test samples from four idx files, which `find` locates by MNIST's names."""
     paths = ((find(f"{p}-images-idx3-ubyte"), find(f"{p}-labels-idx1-ubyte")) for p in _PREFIXES)
     return TrainTest(*(read_images(*both, num_classes, prepare) for both in paths))
 
@@ -96,19 +106,19 @@ def _known(name: str, prepare: Normalise) -> TrainTest:
 
 
 def mnist() -> TrainTest:
-    """MNIST: 60,000 + 10,000 digits, normalised by (0.1307, 0.3081)."""
+    """Load MNIST: 60,000 + 10,000 digits, normalised by (0.1307, 0.3081)."""
     return _known("mnist", Normalise((0.1307,), (0.3081,)))
 
 
 def fashion_mnist() -> TrainTest:
-    """Fashion-MNIST: 60,000 + 10,000 images, normalised by (0.2860, 0.3530)."""
+    """Load Fashion-MNIST: 60,000 + 10,000 images, normalised by (0.2860, 0.3530)."""
     return _known("fashion-mnist", Normalise((0.2860,), (0.3530,)))
 
 
 def mnist_writers() -> TrainTest:
-    """MNIST with the writer of each training digit as its natural client.
+    """Load MNIST with the writer of each training digit as its natural client.
 
-    The writers of the test digits are other people, so that the test rows have no groups.
+    The test digits are from other writers; test samples have no groups.
     """
     rows = mnist()
     path = source("mnist-writers").locate("qmnist-train-labels-idx2-int.gz")
@@ -116,7 +126,11 @@ def mnist_writers() -> TrainTest:
 
 
 def with_writers(rows: Dataset, table: NDArray[Any], path: Path) -> Dataset:
-    """The rows with groups from a QMNIST label table, whose classes must agree with the labels."""
+    """Add writers as groups to MNIST samples, from a QMNIST label table.
+
+    Raises:
+        DataError: The classes in the table are not those of the samples.
+    """
     if table.ndim != 2 or table.shape[1] <= _WRITER_COLUMN or len(table) < len(rows):
         raise DataError(f"{path}: has shape {table.shape}, but must be (≥ {len(rows)}, > 2)")
     table = table[: len(rows)]
@@ -131,15 +145,15 @@ def with_writers(rows: Dataset, table: NDArray[Any], path: Path) -> Dataset:
 
 
 NORMALISE = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-"""CIFAR-10's channels, by their mean and deviation."""
+"""Standardisation of CIFAR-10 by the mean and standard deviation of each channel."""
 HALVES = Normalise((0.5,), (0.5,))
-"""Gong's program maps pixels to -1 … 1."""
+"""Scaling of pixels to -1 … 1, as in the published program of Gong et al."""
 
 _ROW = 1 + 3 * 32 * 32
 
 
 def read_batch(path: str | Path) -> NDArray[np.uint8]:
-    """The rows (label, pixels) of a batch, plain or .gz."""
+    """Read the rows (label, pixels) of a CIFAR-10 batch, plain or .gz."""
     path = Path(path)
     values = np.frombuffer(read_bytes(path), np.uint8)
     if len(values) == 0 or len(values) % _ROW:
@@ -154,7 +168,7 @@ def read_batch(path: str | Path) -> NDArray[np.uint8]:
 
 
 def read_batches(paths: list[Path], prepare: Normalise = NORMALISE) -> Dataset:
-    """One dataset of images (rows, 3, 32, 32) from several batches."""
+    """Read several CIFAR-10 batches as one data set of images (samples, 3, 32, 32)."""
     rows = np.concatenate([read_batch(path) for path in paths])
     return Dataset(
         torch.from_numpy(np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)),
@@ -166,14 +180,19 @@ def read_batches(paths: list[Path], prepare: Normalise = NORMALISE) -> Dataset:
 
 
 def cifar10(prepare: Normalise = NORMALISE) -> TrainTest:
-    """CIFAR-10: 50,000 + 10,000 colour images."""
+    """Load CIFAR-10: 50,000 + 10,000 colour images."""
     files = source("cifar10")
     paths = [files.locate(file.name) for file in files.files]
     return TrainTest(read_batches(paths[:-1], prepare), read_batches(paths[-1:], prepare))
 
 
 def cifar10_small(path: str | Path | None = None, prepare: Normalise = NORMALISE) -> TrainTest:
-    """500 + 100 images a class, from an npz with x_train, y_train, x_test, y_test (NHWC)."""
+    """Load a subset of CIFAR-10 with 500 + 100 images per class.
+
+    Args:
+        path: An npz file with x_train, y_train, x_test, y_test (NHWC); None searches for it.
+        prepare: The normalisation.
+    """
     path = Path(path or source("cifar10-small").locate("cifar10_small.npz"))
     arrays = read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
     return TrainTest(
@@ -202,11 +221,11 @@ def _images(
 
 
 _TEST_ROWS = 360
-"""A fifth of the rows, held out; which ones never changes, so that results can be compared."""
+"""Number of test samples, a fifth; the split is fixed, so that results can be compared."""
 
 
 def digits() -> TrainTest:
-    """1,437 training and 360 test images, uint8 with values 0 … 16, shape (rows, 1, 8, 8)."""
+    """Load scikit-learn's digits: 1,437 + 360 images (samples, 1, 8, 8) with values 0 … 16."""
     with np.load(SHIPPED / "digits" / "digits.npz") as stored:
         images, labels = stored["images"], stored["labels"]
     order = numpy_generator(derive(0, "digits/test")).permutation(len(labels))

@@ -1,6 +1,6 @@
-"""Your own tables: files of CSV or npz with a column of clients.
+"""Tabular data from CSV or npz files, with an optional column of clients.
 
-Numbers are taken as they are, or columns are prepared by `fedadmm.data.preparation`.
+Numbers are used unchanged, or columns are prepared by `fedadmm.data.preparation`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fedadmm.data.files import read_csv, read_npz
 
 Kind = Literal["classes", "numbers"]
 AUTO = "auto"
-"""Whose rows are whose: the column `client` where there is one, else every file is one client."""
+"""Value of `client` for the column `client` if a file has one, otherwise one client per file."""
 _REMEDY = "; for gaps and words in a CSV file: problem.preparation = 'from-sums'"
 _SUFFIXES = (".csv", ".csv.gz", ".npz")
 
 
 class _Table(NamedTuple):
-    """One file: feature columns (of an npz: one array), a target a row, and whose each row is."""
+    """A file: feature columns (of an npz: one array), and target and client per sample."""
 
     cells: dict[str, NDArray[Any]]
     targets: NDArray[Any]
@@ -44,14 +44,19 @@ def tabular(
     inputs: str | Sequence[str] | None = None,
     kind: Kind = "classes",
 ) -> Dataset:
-    """Rows from a file, from several, or from all files of a folder in the order of their names.
+    """Load samples from CSV or npz files.
 
-    `target` and `client` name columns (in an npz: arrays).  With `client=None` every file is one
-    client, named after it; with `client="auto"` that is so where a file has no column `client`.
-    `inputs` names the feature columns, by default all others; in an npz it is one array of any
-    shape, by default `inputs`.  Targets are class names of any type, or, with `kind="numbers"`,
-    real numbers to regress on.  A value that is missing or not finite is refused with its file and
-    line.
+    Args:
+        path: A file, a folder (all its files in the order of their names), or a list of both.
+        target: The column (in an npz: array) of targets.
+        client: The column (in an npz: array) of clients.  None makes each file one client with
+            the name of the file; "auto" does so for files without a column `client`.
+        inputs: The feature columns, by default all others; in an npz one array of any shape, by
+            default `inputs`.
+        kind: Whether targets are class names ("classes") or numbers for a regression ("numbers").
+
+    Raises:
+        DataError: A file is damaged, a column is missing, or a value is missing or not finite.
     """
     files = table_files(path)
     root = path if isinstance(path, str | Path) else f"{files[0]} …"
@@ -74,7 +79,7 @@ def tabular(
 
 
 def table_files(path: str | Path | Sequence[str]) -> list[Path]:
-    """The files: the one, those that are listed, or those of a folder."""
+    """Return the table files behind a path: a file, the files of a folder, or a list of both."""
     if not isinstance(path, str | Path):
         return [file for one in path for file in table_files(one)]
     root = Path(path)
@@ -92,7 +97,15 @@ def table_files(path: str | Path | Sequence[str]) -> list[Path]:
 def make_dataset(
     inputs: NDArray[Any], targets: NDArray[Any], clients: NDArray[Any] | None, kind: Kind, name: str
 ) -> Dataset:
-    """A dataset from arrays: classes are numbered in the order of their names."""
+    """Convert arrays to a data set, with classes numbered in the order of their names.
+
+    Args:
+        inputs: The features.
+        targets: One target per sample.
+        clients: The natural client of each sample; None without natural clients.
+        kind: Whether targets are class names or numbers.
+        name: The name of the data in error messages.
+    """
     num_classes, called = None, tuple[str, ...]()
     if kind == "numbers":
         values = torch.from_numpy(_numbers(targets, name, "target"))
@@ -111,7 +124,7 @@ def make_dataset(
 
 
 def _whole_numbers(classes: NDArray[Any]) -> NDArray[Any]:
-    """Class names that are all whole numbers as numbers, so that 2 comes before 10."""
+    """Convert class names to integers if all are integers, so that 2 sorts before 10."""
     try:
         return classes.astype(np.int64) if classes.dtype.kind in "UO" else classes
     except (TypeError, ValueError, OverflowError):
@@ -148,9 +161,16 @@ def _read(
 def read_columns(
     path: Path, wanted: Sequence[str], client: str | None, gaps: bool = False
 ) -> tuple[dict[str, NDArray[Any]], str | None]:
-    """The columns of a file (arrays of an npz), and which of them names the client, if any does.
+    """Read the columns of a CSV file, or the arrays of an npz file.
 
-    With `gaps` missing cells are allowed, which only CSV files can hold.
+    Args:
+        path: The file.
+        wanted: Columns that must exist.
+        client: The column of clients, None, or "auto".
+        gaps: Whether missing cells are allowed, which requires a CSV file.
+
+    Returns:
+        The columns by name, and the name of the column of clients or None.
     """
     if path.name.endswith(".npz"):
         if gaps:
@@ -169,7 +189,7 @@ def read_columns(
 
 
 def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
-    """The columns of a CSV file, as text."""
+    """Read the columns of a CSV file as text."""
     lines = read_csv(path)
     if len(lines) < 2:
         raise DataError(f"{path}: must have a line of column names and at least one row")
@@ -189,9 +209,9 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _numbers(values: NDArray[Any], name: str, column: str) -> NDArray[np.float32]:
-    """Finite numbers, or a refusal that names the row."""
+    """Convert a column to finite numbers; a DataError names the first invalid row."""
     try:
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
+        with np.errstate(over="ignore"):  # overflow becomes infinity, which is rejected below
             numbers = values.astype(np.float32)
     except (TypeError, ValueError):
         raise DataError(
@@ -215,7 +235,7 @@ def _first_bad(values: NDArray[Any]) -> str:
 
 
 def _refuse_missing(values: NDArray[Any], path: Path, column: str) -> None:
-    """Refuse a column of targets or clients with a gap."""
+    """Raise a DataError if a column of targets or clients has a missing value."""
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)
     else:
@@ -233,9 +253,18 @@ def prepared_table(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> TrainTest:
-    """Rows of CSV files with missing values and text, prepared for a model.
+    """Load and prepare CSV files with missing values and text columns.
 
-    The held-out rows are chosen first, so that nothing is learnt from them.
+    The test samples are chosen first, so that the preparation is fitted on training samples only.
+
+    Args:
+        path: As in `tabular`.
+        target: As in `tabular`.
+        client: As in `tabular`.
+        kind: As in `tabular`.
+        leave_out: Columns that are not features.
+        test_fraction: The held-out fraction of each client's samples.
+        seed: The seed of the choice.
     """
     files = table_files(path)
     origin = str(files[0]) if len(files) == 1 else f"{files[0]} …"
@@ -248,7 +277,7 @@ def prepared_table(
     cells = {name: np.concatenate([one.cells[name] for one in tables]) for name in names}
     targets = np.concatenate([one.targets for one in tables])
     rows = make_dataset(
-        np.arange(len(targets)),  # which row, until the held-out ones are known
+        np.arange(len(targets)),  # indices of samples, in place of features until after the split
         targets,
         np.concatenate([one.owners for one in tables]),
         kind,

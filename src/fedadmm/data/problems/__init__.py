@@ -1,4 +1,4 @@
-"""Every experiment by name: `load("mnist", clients=100, partition="shards")`."""
+"""Federated problems by name, as in `load("mnist", clients=100, partition="shards")`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fedadmm.data.problems.federation import (
 
 
 def names() -> list[str]:
-    """The names of all problems."""
+    """Return the names of all problems."""
     return sorted(FAMILIES["problem"])
 
 
 def canonical(name: str) -> str:
-    """The name that a data set's short form means; any other name as it is."""
+    """Return the full name for an alias of a data set, and any other name unchanged."""
     return next((one.name for one in SOURCES.values() if name in one.aliases), name)
 
 
 def options(name: str) -> type[NamedProblem]:
-    """The part that a name, or a short form of it, means."""
+    """Return the options class of the problem with a name or alias."""
     chosen = FAMILIES["problem"].get(canonical(name))
     if chosen is None:
         raise ParameterError(f"problem: name is {name!r}, but must be one of {', '.join(names())}")
@@ -37,9 +37,15 @@ def options(name: str) -> type[NamedProblem]:
 
 
 def load(name: str, **choices: Any) -> Problem:
-    """The named problem; `choices` are the fields of its options, `regularizer` and `buffers`.
+    """Load a problem by name.
 
-    `model` may also be a module or a function that makes one, `partition` also a `Partition`.
+    Args:
+        name: The name or alias.
+        choices: The fields of its options, `regularizer` and `buffers`.  `model` may also be a
+            module or a function that returns one, and `partition` a `Partition`.
+
+    Raises:
+        ParameterError: The problem or an option is unknown, or a value is not allowed.
     """
     chosen: Any = options(name)
     known = [field.name for field in fields(chosen)]

@@ -1,4 +1,4 @@
-"""What a named problem is, and how samples become one: split, model, loss, weights, evaluation."""
+"""Interface of named problems, and federated problems made from samples and a model."""
 
 from __future__ import annotations
 
@@ -38,52 +38,54 @@ from fedadmm.data.partitions import Partition
 
 @dataclass(frozen=True)
 class Sites:
-    """What a deployment needs of a problem whose clients hold one file each.
+    """Description for deployments of a problem whose clients have one file each.
 
-    The server holds no file: it knows only the width of the samples.
+    The server has no file and uses only the number of features and classes.
     """
 
     names: tuple[str, ...]
-    """The clients, in their order."""
+    """The names of the clients, in their order."""
     inputs: int
-    """Numbers in a sample."""
+    """The number of features."""
     classes: int
     files: Callable[[], list[Path]]
-    """Finds every client's file, for a demonstration on a machine that has all of them."""
+    """Function that returns all clients' files, for demonstrations on one machine."""
     load: Callable[[Any, Path, int], Problem]
-    """Makes the problem of one client alone, from the options, its file and its number."""
+    """Function (options, file, client id) -> problem of that client."""
 
 
 class NamedProblem(ABC):
-    """What a part of the family `problem` is: its fields are what a configuration may set."""
+    """Base class of registered problems, whose fields are the options in a configuration."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     sites: ClassVar[Sites | None] = None
-    """How its clients can be deployed with one file each, if they can."""
+    """The description for deployments with one file per client, if they are possible."""
 
     costly_objective: ClassVar[bool] = False
-    """Whether the training objective, two passes over all the data, is not measured by default."""
+    """Whether the training objective, two passes over all data, is not evaluated by default."""
 
     @abstractmethod
     def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
-        """The problem; may read files.
+        """Build the problem, which may read files.
 
-        `given` are objects that only Python can hand over: `buffers`, and to problems made from
-        samples a `model` and a `partition`.
+        Args:
+            regularizer: The regularizer g; None for g = 0.
+            given: Objects that a configuration cannot contain: `buffers`, and for problems made
+                from samples a `model` and a `partition`.
         """
 
     @classmethod
     def dataset(cls) -> str | None:
-        """The data set it is made from, which has its name; None when nothing has to be fetched."""
+        """Return the name of the data set to download, or None if there is none."""
         return cls.name if cls.name in SOURCES else None
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut(EvaluatorInParts):
-    """The mean loss and the accuracy of a vector on some samples, in evaluation mode.
+    """Evaluator of mean loss and accuracy on held-out samples, in evaluation mode.
 
-    Metrics are `{prefix}_loss` and, for classes, `{prefix}_accuracy`; no samples, no metrics.
+    The metrics are `{prefix}_loss` and, for classes, `{prefix}_accuracy`; none without samples.
     """
 
     flat: FlatModule
@@ -98,7 +100,7 @@ class HeldOut(EvaluatorInParts):
         return len(evaluation_parts(self.inputs))
 
     def part(self, params: Tensor, index: int) -> tuple[float, ...]:
-        """The sum of the losses of some samples, how many are got right, and how many there are."""
+        """Return sum of losses, number of correct predictions, and number of samples of a part."""
         samples = evaluation_parts(self.inputs)[index]
         live = self.flat.load(params)
         self.flat.module.eval()
@@ -123,14 +125,14 @@ class HeldOut(EvaluatorInParts):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """What the clients of a `FederatedData` share: its samples, one module and one loss."""
+    """Samples, model and loss shared by the clients of a `FederatedData`."""
 
     data: FederatedData
     flat: FlatModule
     loss: Loss
 
     def objective(self, client: int) -> ModelObjective:
-        """One client's loss, from views of its training samples."""
+        """Return a client's objective, on views of its training samples."""
         inputs, targets = self.data.train(client)
         loss = self.loss
         if self.data.samples.weights is not None:
@@ -157,7 +159,7 @@ class Split:
         return self.held_out((inputs, targets), self.data.samples.prepare, "validation")
 
     def held_out(self, samples: Samples, prepare: Prepare | None, prefix: str = "test") -> HeldOut:
-        """The evaluator of a vector on some samples."""
+        """Return the evaluator on the given samples."""
         return HeldOut(self.flat, self.loss, *samples, prepare, prefix)
 
 
@@ -192,42 +194,42 @@ PARTITIONS = ("iid", "shards", "dirichlet", "imbalanced", "lognormal", "natural"
 
 @checked
 class SplitOptions:
-    """The options of problems that are made from samples."""
+    """Options of problems made from samples."""
 
     clients: Count | None = None
-    """How many clients; None takes every natural client (writer, hospital, speaker)."""
+    """Number of clients; None for all natural clients (writers, hospitals, speakers)."""
     partition: str = "iid"
     """iid, shards, dirichlet, imbalanced, lognormal, natural, or the path of a saved .npz."""
     shards_per_client: Count = 2
-    """shards: how many label shards a client gets."""
+    """shards: number of label shards per client."""
     dirichlet_alpha: Positive = 0.5
-    """dirichlet: the concentration; small is heterogeneous."""
+    """dirichlet: concentration; small values are heterogeneous."""
     min_size: Count = 1
-    """dirichlet, lognormal: no client holds fewer samples."""
+    """dirichlet, lognormal: smallest number of samples per client."""
     size_sigma: NotNegative = 1.0
-    """lognormal: the standard deviation of the logarithm of the sizes."""
+    """lognormal: standard deviation of the logarithm of the sizes."""
     imbalanced_shards: Count = 10_000
-    """imbalanced: into how many shards the label-sorted samples are cut."""
+    """imbalanced: number of shards of the label-sorted samples."""
     partition_seed: Natural | None = None
-    """Seed of the split; None takes the run's seed, so that the seeds of a comparison differ in
-    their split as well (0 where there is no run)."""
+    """Seed of the partition; None for the run's seed, so that the seeds of a comparison differ in
+    their partition as well (0 without a run)."""
     validation: Probability = 0.0
     """Fraction of every client's samples that is held out for validation: for searches, patience
     and the choice of the best model.  `validation_loss` and `validation_accuracy` are measured on
     the validation samples of all clients together."""
     weights: Literal["uniform", "samples"] = "uniform"
-    """a_i: 1/n, or n_i/N by training samples and what they count."""
+    """a_i: 1/n, or n_i/N by the number, or the total weight, of the training samples."""
     model: str = "logistic"
-    """A name that `fedadmm.data.models.build` knows."""
+    """Name of a model, as in `fedadmm.data.models.build`."""
     as_released: models.Released | None = None
     """The network of an author's published program: "gong" has a softmax before the cross-entropy
     and no ReLU after convolutions, "wang" the last hidden layer twice."""
     normalise: Literal["batch", "once"] = "batch"
-    """Turn stored samples into floats batch by batch, or once into one tensor (more memory)."""
+    """Normalise stored samples batch by batch, or once into one tensor (more memory)."""
     max_train: Count | None = None
-    """Use only this many training samples, chosen by `partition_seed`."""
+    """Number of training samples to use, chosen by `partition_seed`; None for all."""
     max_test: Count | None = None
-    """Use only this many test samples, chosen by `partition_seed`."""
+    """Number of test samples to use, chosen by `partition_seed`; None for all."""
 
     def __post_init__(self) -> None:
         if not self.partition.endswith(".npz"):
@@ -235,11 +237,11 @@ class SplitOptions:
 
 
 class DatasetProblem(SplitOptions, NamedProblem):
-    """A named problem made from samples."""
+    """Named problem made from samples."""
 
     @abstractmethod
     def datasets(self) -> TrainTest:
-        """The samples of all clients; may read files."""
+        """Load the samples of all clients."""
 
     def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
         own = self if self.partition_seed is not None else replace(self, partition_seed=0)
@@ -247,7 +249,7 @@ class DatasetProblem(SplitOptions, NamedProblem):
 
 
 def split(dataset: Dataset, options: SplitOptions) -> Partition:
-    """The partition that the options describe."""
+    """Return the partition that the options specify."""
     name, clients, seed = options.partition, options.clients, options.partition_seed or 0
     if name.endswith(".npz"):
         return Partition.load(name)
@@ -288,9 +290,19 @@ def federate(
     buffers: Buffers | None = None,
     name: str = "problem",
 ) -> Problem:
-    """The problem of training a model on samples that are split among clients.
+    """Return the problem of training a model on samples that are partitioned among clients.
 
-    `model` (a module or a function that makes one) and `partition` replace what the options name.
+    Args:
+        samples: Training and test samples.
+        options: The options.
+        model: A module or a function that returns one, in place of the option.
+        partition: A partition, in place of the option.
+        regularizer: The regularizer g; None for g = 0.
+        buffers: The treatment of the model's buffers.
+        name: The name of the problem.
+
+    Raises:
+        DataError: A client has no samples, or the model does not fit the samples.
     """
     seed = options.partition_seed or 0
     train = _limited(samples.train, options.max_train, seed)
@@ -338,9 +350,17 @@ def from_data(
     buffers: Buffers | None = None,
     **options: Any,
 ) -> Problem:
-    """A problem from your own samples; `options` are the fields of `SplitOptions`.
+    """Make a problem from samples in memory.
 
-    Without `partition` it is natural if the samples have groups, else iid.
+    Args:
+        train: The training samples.
+        test: The test samples, if any.
+        model: A name, a module, or a function that returns a module.
+        partition: A name, the path of a saved partition, or a `Partition`.  By default "natural"
+            if the samples have groups, otherwise "iid".
+        regularizer: The regularizer g; None for g = 0.
+        buffers: The treatment of the model's buffers.
+        options: Other fields of `SplitOptions`.
     """
     if isinstance(model, str):
         options["model"] = model
@@ -373,7 +393,7 @@ def _limited(samples: Dataset, most: int | None, seed: int) -> Dataset:
 def model_factory(
     model: models.Model, samples: Dataset, as_released: models.Released | None
 ) -> models.Factory:
-    """The model's factory, with the sizes of the data where it takes them."""
+    """Return the function that builds the model for the numbers of features and classes."""
     known: dict[str, Any] = {"inputs": math.prod(samples.inputs.shape[1:])}
     if samples.num_classes is not None:
         known["classes"] = samples.num_classes
@@ -390,7 +410,11 @@ def model_factory(
 
 
 def fit_loss(module: nn.Module, samples: Dataset) -> Loss:
-    """The loss that fits; a model that cannot read the samples is refused here, not in round 0."""
+    """Return the loss that matches the model's outputs and the targets.
+
+    Raises:
+        DataError: The model does not accept the samples, or its outputs have the wrong shape.
+    """
     sample = samples.inputs[:1] if samples.prepare is None else samples.prepare(samples.inputs[:1])
     kinds = [one.dtype for one in module.parameters() if one.is_floating_point()]
     if sample.is_floating_point() and kinds:  # samples follow the model's precision in a run, too
@@ -419,7 +443,7 @@ def fit_loss(module: nn.Module, samples: Dataset) -> Loss:
 
 
 def _client_tests(data: FederatedData, test: Dataset | None) -> FederatedData | None:
-    """The test samples of each natural client, when samples of both sides say whose they are."""
+    """Return the test samples of each client, or None if clients are not natural clients."""
     natural = data.samples.groups
     if test is None or test.groups is None or natural is None:
         return None

@@ -1,4 +1,4 @@
-"""Problems whose rows are drawn at random: synthetic(alpha, beta) and InSa's regression."""
+"""Problems with synthetic samples: synthetic(alpha, beta), and the regression of FedADMM-InSa."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedadmm.data.problems.federation import (
 
 _FEATURES, _CLASSES = 60, 10
 _TESTED = 100
-"""The held-out rows of this many users make the test set of a lazy problem."""
+"""Number of users whose test samples are the test set of a lazy problem."""
 
 
 @part("problem", "synthetic")
@@ -44,8 +44,8 @@ class SyntheticOptions(DatasetProblem):
         W_i, b_i ~ N(u_i, 1),  v_i ~ N(B_i, 1)
         x ~ N(v_i, diag(j^-1.2)),  y = argmax(x W_i + b_i)
 
-    alpha moves the users' models apart, beta their inputs.  The first 90 % of a user's rows are for
-    training.  A user depends on the seed and its number only, so any one can be drawn alone.
+    alpha controls the heterogeneity of the models, beta that of the inputs.  The first 90 % of a
+    user's samples are for training.  The samples of a user depend on the seed and its id only.
     """
 
     summary: ClassVar[str] = "synthetic(α, β): 30 users, 60 features"
@@ -55,13 +55,13 @@ class SyntheticOptions(DatasetProblem):
     alpha: NotNegative = 0.0
     beta: NotNegative = 0.0
     iid: bool = False
-    """synthetic-iid: all users share one W, b ~ N(0, 1), and v_i = 0."""
+    """Whether all users have the same W, b ~ N(0, 1), and v_i = 0 (synthetic-iid)."""
     data_seed: Natural = 0
     max_samples: Annotated[int, Ge(2)] | None = None
-    """No user holds more rows; the law has a heavy tail, a few users among many are huge."""
+    """Largest number of samples per user; None for no limit of the heavy-tailed distribution."""
     lazy: bool = False
-    """Draw a user's rows when they are needed instead of keeping all; the held-out rows of the
-    first hundred users are the test set."""
+    """Generate a user's samples when they are needed instead of storing all; the test samples of
+    the first hundred users are the test set."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,13 +106,13 @@ class SyntheticOptions(DatasetProblem):
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """n_i, how many rows each user holds."""
+        """n_i, the number of samples of each user."""
         drawn = self._generator("sizes").lognormal(4.0, 2.0, self.clients).astype(np.int64) + 50
         return drawn if self.max_samples is None else np.minimum(drawn, self.max_samples)
 
     @cached_property
     def train_sizes(self) -> NDArray[np.int64]:
-        """How many of them are for training."""
+        """The number of training samples of each user."""
         return (self.sizes * 0.9).astype(np.int64)
 
     @cached_property
@@ -124,7 +124,7 @@ class SyntheticOptions(DatasetProblem):
         )
 
     def draw(self, user: int) -> tuple[Samples, Samples]:
-        """The training rows and the test rows of one user."""
+        """Generate the training and test samples of one user."""
         generator = self._generator("user", user)
         if self.iid:
             shared = self._generator("shared")
@@ -144,7 +144,7 @@ class SyntheticOptions(DatasetProblem):
         return (inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:])
 
     def some(self, users: range) -> TrainTest:
-        """The rows of some users."""
+        """Generate the samples of several users."""
         drawn = [self.draw(user) for user in users]
         return TrainTest(*(_dataset([pair[part] for pair in drawn], users) for part in (0, 1)))
 
@@ -162,11 +162,12 @@ def _dataset(rows: list[Samples], users: range) -> Dataset:
 
 @part("problem", "insa-regression")
 class InsaOptions(NamedProblem):
-    """The linear regression of FedADMM-InSa: 50,000 rows of 5,000 features, 200 clients.
+    """Linear regression of FedADMM-InSa: 50,000 samples with 5,000 features, 200 clients.
 
-    A third of the rows is drawn from Student's t with five degrees of freedom, a third uniformly
-    from (-5, 5), a third from N(0, 1): features and target alike, without any linear relation
-    between them.  The rows are then shuffled and dealt evenly.  One client is drawn at a time.
+    One third of the samples is from Student's t distribution with five degrees of freedom, one
+    third uniform on (-5, 5), one third from N(0, 1).  Features and targets have the same
+    distribution and are independent.  The samples are shuffled and divided evenly; each client is
+    generated when it is needed.
     """
 
     costly_objective: ClassVar[bool] = True
@@ -195,7 +196,7 @@ class InsaOptions(NamedProblem):
 
     @cached_property
     def kinds(self) -> NDArray[np.int8]:
-        """Each row's distribution (0: t, 1: uniform, 2: normal), client by client."""
+        """The distribution of each sample (0: t, 1: uniform, 2: normal), sorted by client."""
         third = -(-self.rows // 3)
         kinds = np.full(self.rows, 2, np.int8)
         kinds[:third] = 0
@@ -206,7 +207,7 @@ class InsaOptions(NamedProblem):
         return shuffled
 
     def draw(self, client: int) -> LeastSquares:
-        """f_i(w) = ||A w - b||^2 / (2m) + ridge ||w||^2 / 2, in float32."""
+        """Generate f_i(w) = ||A w - b||^2 / (2m) + ridge ||w||^2 / 2, in float32."""
         each = self.rows // self.clients
         kinds = self.kinds[client * each : (client + 1) * each]
         generator = numpy_generator(derive(self.data_seed, "mixed/client", client))

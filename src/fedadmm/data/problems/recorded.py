@@ -1,4 +1,4 @@
-"""Named problems from recorded data: pictures, hospitals, plays, and tables of your own."""
+"""Named problems with recorded data: images, hospitals, and the user's tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedadmm.data.problems.federation import DatasetProblem, Sites, federate
 
 @part("problem", "digits")
 class DigitsOptions(DatasetProblem):
-    """50 clients with two label shards each, and a perceptron of 2,410 parameters."""
+    """Digits: 50 clients with two label shards each, and a perceptron of 2,410 parameters."""
 
     summary: ClassVar[str] = "1,797 digits of 8×8 pixels, embedded"
     clients: Count | None = 50
@@ -49,7 +49,7 @@ class DigitsOptions(DatasetProblem):
 
 @part("problem", "mnist")
 class MnistOptions(DatasetProblem):
-    """Gong's setting: 100 clients, two label shards each, CNN 1."""
+    """MNIST in the setting of Gong et al.: 100 clients, two label shards each, CNN 1."""
 
     costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "MNIST digits"
@@ -63,7 +63,7 @@ class MnistOptions(DatasetProblem):
 
 @part("problem", "fashion-mnist")
 class FashionMnistOptions(MnistOptions):
-    """Gong's setting: 100 clients, two label shards each, CNN 1."""
+    """Fashion-MNIST in the setting of Gong et al.: 100 clients, two label shards each, CNN 1."""
 
     summary: ClassVar[str] = "Fashion-MNIST clothes"
 
@@ -73,7 +73,7 @@ class FashionMnistOptions(MnistOptions):
 
 @part("problem", "mnist-writers")
 class WritersOptions(DatasetProblem):
-    """One client a writer: 539 of them, 19 to 131 digits each."""
+    """MNIST by writer: 539 clients with 19 to 131 digits each."""
 
     costly_objective: ClassVar[bool] = True
     summary: ClassVar[str] = "MNIST digits by writer"
@@ -86,12 +86,12 @@ class WritersOptions(DatasetProblem):
 
 @part("problem", "cifar10")
 class CifarOptions(MnistOptions):
-    """Gong's setting: 100 clients, two label shards each, CNN 2."""
+    """CIFAR-10 in the setting of Gong et al.: 100 clients, two label shards each, CNN 2."""
 
     summary: ClassVar[str] = "CIFAR-10 pictures"
     model: str = "cnn2"
     pixels: Literal["statistics", "halves"] = "statistics"
-    """Normalise by the channels' mean and deviation, or by 0.5 and 0.5 as Gong's program does."""
+    """Normalise by mean and deviation of the channels, or by 0.5 and 0.5 as Gong's program."""
 
     def datasets(self) -> TrainTest:
         return cifar10(HALVES if self.pixels == "halves" else NORMALISE)
@@ -99,7 +99,7 @@ class CifarOptions(MnistOptions):
 
 @part("problem", "cifar10-small")
 class CifarSmallOptions(CifarOptions):
-    """Gong's setting: 100 clients, two label shards each, CNN 2."""
+    """A tenth of CIFAR-10: 100 clients, two label shards each, CNN 2."""
 
     costly_objective: ClassVar[bool] = False
     summary: ClassVar[str] = "a tenth of CIFAR-10"
@@ -110,7 +110,7 @@ class CifarSmallOptions(CifarOptions):
 
 @part("problem", "femnist")
 class FemnistOptions(DatasetProblem):
-    """One client a writer, each with its own test samples.
+    """FEMNIST: one client per writer, with its own test samples.
 
     The npz subset is no random sample of LEAF's writers: 70 % of its training samples are digits.
     """
@@ -122,7 +122,7 @@ class FemnistOptions(DatasetProblem):
     subset: Literal["all", "digits", "upper", "lower"] = "all"
     """All 62 classes, the ten digits, or 26 letters."""
     path: str | None = None
-    """An npz file or LEAF's data folder, instead of the one that is found."""
+    """An npz file or LEAF's data folder; None searches the folder of the data set."""
 
     def datasets(self) -> TrainTest:
         return femnist(self.path, self.subset)
@@ -147,10 +147,10 @@ class HeartOptions(DatasetProblem):
     partition: str = "natural"
     model: str = "logistic"
     test_fraction: Fraction = 0.2
-    """Which part of each hospital's patients is held out, chosen by `partition_seed`."""
+    """Held-out fraction of each hospital's patients, chosen by `partition_seed`."""
     preparation: Literal["filled", "flamby"] = "filled"
-    """Impute missing values from the hospital's own; or leave out samples and columns with missing
-    values and split as the benchmark FLamby does, whatever the other options are."""
+    """"filled" imputes missing values from the hospital's own values; "flamby" drops samples and
+    columns with missing values and splits as the benchmark FLamby, ignoring other options."""
 
     def datasets(self) -> TrainTest:
         if self.preparation == "flamby":
@@ -160,7 +160,7 @@ class HeartOptions(DatasetProblem):
 
 @part("problem", "table")
 class TableOptions(DatasetProblem):
-    """Your own CSV or npz file, or a folder of them."""
+    """Tables of the user: a CSV or npz file, or a folder of them."""
 
     summary: ClassVar[str] = "your own CSV or npz"
     path: str | Sequence[str] = "data.csv"
@@ -170,17 +170,17 @@ class TableOptions(DatasetProblem):
     target: str = "target"
     """The column to predict."""
     client: str | None = AUTO
-    """The column that names the client; None makes every file one client.  The word auto takes the
-    column `client` where there is one, and else every file as one client."""
+    """The column of clients; None makes each file one client.  "auto" is the column `client` if a
+    file has one, otherwise one client per file."""
     kind: Literal["classes", "numbers"] = "classes"
-    """Whether targets are class names or numbers to regress on (with the model `linear`)."""
+    """Whether targets are class names, or numbers for a regression (with the model `linear`)."""
     test_fraction: Probability = 0.2
-    """Which part of each client's samples is held out, chosen by `partition_seed`; 0 for none."""
+    """Held-out fraction of each client's samples, chosen by `partition_seed`; 0 for none."""
     preparation: Literal["as-is", "from-sums"] = "as-is"
-    """Take numbers as they are, none missing; or impute, one-hot encode text and standardise
-    numbers, from sums and lists that every client computes on its training samples."""
+    """Use numbers unchanged, without missing values; or impute, one-hot encode text and standardise
+    numbers, from sums and lists that each client computes on its training samples."""
     leave_out: Sequence[str] = ()
-    """from-sums: columns that are no features."""
+    """from-sums: columns that are not features."""
 
     def datasets(self) -> TrainTest:
         target, client, kind = self.target, self.client, self.kind

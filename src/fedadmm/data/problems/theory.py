@@ -1,11 +1,10 @@
-"""Named problems whose optimum, infimum and smoothness are known without solving anything.
+"""Named problems with optimum, infimum and smoothness in closed form.
 
-Clients 2k and 2k + 1 form a pair that pulls in opposite directions; with an odd number of clients
-the last one does not pull.  Hence the minimiser is known for any number of clients, and a million
-of them can be described without making one.
+Clients 2k and 2k + 1 have opposite linear terms at the minimiser; with an odd number of clients the
+last one has none.  Hence the minimiser is known for any number of clients, without generating them.
 
-A regularizer g keeps it known.  With u the minimiser without g, x* = prox_g(u) and s = u - x*,
-which is a subgradient of g at x*, every f_i is centred at x* and leans by -<s, x - x*>:
+With a regularizer g the minimiser is known, too.  Let u be the minimiser without g, x* = prox_g(u)
+and s = u - x*, a subgradient of g at x*.  Each f_i is centred at x* with the term -<s, x - x*>:
 
     F(x) = f(x) - <s, x - x*> + g(x)  >=  f(x*) + g(x*) = F*,       because f >= f(x*) = 0.
 
@@ -37,10 +36,10 @@ from fedadmm.data.problems.federation import NamedProblem
 
 @dataclass(frozen=True, eq=False)
 class _Separable(Objective):
-    """A sum over coordinates with one positive weight a coordinate, and a tilt of either sign.
+    """Objective that is a sum over coordinates, with positive weights and a tilt of either sign.
 
-    Clients come in pairs whose tilts cancel in F, so that they disagree about where to go while
-    F keeps its minimiser.  A separable objective has one "sample".
+    The tilts of a pair of clients cancel in F, so that the clients have different minimisers and F
+    has a known one.  A separable objective has one "sample".
     """
 
     num_samples: ClassVar[int] = 1
@@ -93,7 +92,7 @@ class Saturating(_Separable):
 
     @property
     def weak_convexity(self) -> float:
-        """Minus the least curvature, max_j weights_j / 2 + |tilt|."""
+        """The negative of a lower bound of the curvature, max_j weights_j / 2 + |tilt|."""
         return float(self.weights.max()) / 2 + abs(self.tilt)
 
 
@@ -160,7 +159,7 @@ class RobustRegression(FeatureObjective):
 
 @dataclass(frozen=True, eq=False)
 class Leaning(Objective):
-    """f(x) - <lean, x - centre>: the same curvature as f, and another minimiser."""
+    """Objective f(x) - <lean, x - centre>, with the curvature of f and another minimiser."""
 
     objective: Objective
     lean: Tensor
@@ -186,11 +185,11 @@ class Leaning(Objective):
 
 
 LEAST_WEIGHT = 0.5
-"""No coordinate of a separable objective weighs less."""
+"""Smallest weight of a coordinate in a separable objective."""
 
 
 class Planted(NamedTuple):
-    """Where the minimum of F is put, and the lean of the f_i that puts it there."""
+    """The minimiser of F, and the linear term of the f_i that makes it the minimiser."""
 
     optimum: Tensor
     """x* = prox_g(u)."""
@@ -200,27 +199,27 @@ class Planted(NamedTuple):
 
 @checked
 class TheoryOptions(NamedProblem):
-    """What the problems with a known optimum have in common."""
+    """Base class of the problems with a known optimum."""
 
     clients: Count = 20
     dimension: Count = 10
     heterogeneity: NotNegative = 1.0
-    """How strongly the two clients of a pair pull apart; 0 lets all agree on the minimiser."""
+    """Size of the opposite terms of a pair of clients; with 0 all clients have one minimiser."""
     data_seed: Natural = 0
 
     @abstractmethod
     def objective(self, optimum: Tensor, client: int) -> Any:
-        """One client's f_i without g, with the federation's minimiser at `optimum`."""
+        """Return a client's f_i for g = 0, with the minimiser of F at `optimum`."""
 
     def client(self, planted: Planted, client: int) -> Objective:
-        """One client's f_i, with the lean that g needs."""
+        """Return a client's f_i, with the linear term for the regularizer."""
         objective: Objective = self.objective(planted.optimum, client)
         leans = bool(planted.lean.any())
         return Leaning(objective, planted.lean, planted.optimum) if leans else objective
 
     @abstractmethod
     def curvature(self, optimum: Tensor) -> tuple[float, float]:
-        """(L, m): the eigenvalues of every f_i's Hessians lie in [-m, L]."""
+        """Return (L, m): all eigenvalues of the Hessians of the f_i are in [-m, L]."""
 
     def load(self, regularizer: Regularizer | None = None, **given: Any) -> Problem:
         regularizer, free = regularizer or Zero(), self.optimum()
@@ -242,30 +241,30 @@ class TheoryOptions(NamedProblem):
         )
 
     def normal(self, purpose: str, *indices: int, rows: int | None = None) -> Tensor:
-        """Standard normal numbers: (dimension,) or (rows, dimension)."""
+        """Return standard normal numbers of shape (dimension,) or (rows, dimension)."""
         shape = (self.dimension,) if rows is None else (rows, self.dimension)
         source = generator(derive(self.data_seed, f"theory/{purpose}", *indices))
         return torch.randn(shape, generator=source, dtype=torch.float64)
 
     def optimum(self) -> Tensor:
-        """The minimiser of F."""
+        """Return the minimiser of F for g = 0."""
         return self.normal("optimum")
 
     def sign(self, client: int) -> float:
-        """+1 and -1 within a pair, 0 for a last client without a partner."""
+        """Return +1 or -1 for the clients of a pair, 0 for a last client without a partner."""
         if client == self.clients - 1 and self.clients % 2:
             return 0.0
         return 1.0 if client % 2 == 0 else -1.0
 
     def weights(self, client: int) -> Tensor:
-        """Between 1/2 and 1, and 1 in the first coordinate, so that the largest is known."""
+        """Return weights between 1/2 and 1; the first is 1, so that the largest is known."""
         weights = LEAST_WEIGHT + (1 - LEAST_WEIGHT) * torch.sigmoid(self.normal("weights", client))
         weights[0] = 1.0
         return weights
 
 
 def _start(options: TheoryOptions, regularizer: Regularizer, seed: int) -> Tensor:
-    """Normal numbers; where g is infinite there, the nearest point where it is not."""
+    """Return a standard normal initial point, projected to the domain of g if it is outside."""
     source = generator(derive(seed, "theory/start"))
     start = torch.randn(options.dimension, generator=source, dtype=torch.float64)
     if math.isfinite(float(regularizer.value(start))):
@@ -275,10 +274,10 @@ def _start(options: TheoryOptions, regularizer: Regularizer, seed: int) -> Tenso
 
 @part("problem", "quadratics")
 class QuadraticsOptions(TheoryOptions):
-    """f_i(x) = (x - x*)' A_i (x - x*) / 2 + <g_i, x - x*>, with A_i rotated at random.
+    """Quadratics f_i(x) = (x - x*)' A_i (x - x*) / 2 + <g_i, x - x*>, with random rotations in A_i.
 
-    The eigenvalues of every A_i run geometrically from `smoothness` down to smoothness /
-    conditioning; the g_i of a pair cancel, so that F* = 0 at x*.  A client's own minimiser is
+    The eigenvalues of each A_i decrease geometrically from `smoothness` to smoothness /
+    conditioning; the g_i of a pair cancel, so that F* = 0 at x*.  The minimiser of f_i is
     x* - A_i^-1 g_i.
     """
 
@@ -287,7 +286,7 @@ class QuadraticsOptions(TheoryOptions):
     conditioning: Annotated[float, Ge(1)] = 10.0
 
     def client(self, planted: Planted, client: int) -> Quadratic:
-        """The lean is part of the pull, so that the objective stays a `Quadratic`."""
+        """Return f_i as a `Quadratic`, with the linear term for the regularizer in g_i."""
         return self.objective(planted.optimum, client, planted.lean)
 
     def objective(self, optimum: Tensor, client: int, lean: Tensor | float = 0.0) -> Quadratic:
@@ -308,7 +307,7 @@ class QuadraticsOptions(TheoryOptions):
 
 @part("problem", "saturating")
 class SaturatingOptions(TheoryOptions):
-    """Bounded, nowhere coercive: sums of t^2 / (1 + t^2), see `Saturating`."""
+    """Bounded objectives, which are not coercive: sums of t^2 / (1 + t^2), see `Saturating`."""
 
     summary: ClassVar[str] = "non-convex, bounded; L, F* known"
     heterogeneity: NotNegative = 0.5
@@ -323,7 +322,7 @@ class SaturatingOptions(TheoryOptions):
 
 @part("problem", "cosine-quadratics")
 class CosineOptions(TheoryOptions):
-    """Quadratics with waves on them, see `CosineQuadratic`."""
+    """Quadratics plus cosines, with many local minima, see `CosineQuadratic`."""
 
     summary: ClassVar[str] = "non-convex, many minima; L, F* known"
     heterogeneity: NotNegative = 0.5
@@ -342,9 +341,9 @@ class CosineOptions(TheoryOptions):
 
 @part("problem", "robust-regression")
 class RobustOptions(TheoryOptions):
-    """Regression without noise under a bounded loss, see `RobustRegression`; L = smoothness.
+    """Noiseless regression with a bounded loss, see `RobustRegression`; L = smoothness.
 
-    `heterogeneity` moves the mean of each client's rows; all clients agree on the minimiser.
+    `heterogeneity` shifts the mean of each client's features; all clients have the same minimiser.
     """
 
     summary: ClassVar[str] = "non-convex robust loss; L, F* known"
