@@ -211,9 +211,10 @@ def _alive(pid: int) -> bool:
     [
         ({"name": "vectorised"}, 1, True),
         ({"name": "sequential"}, 1, True),
-        ({"name": "vectorised"}, "auto", False),
+        ({"name": "vectorised"}, "auto", True),  # parallel runs have one thread each
         ({"name": "vectorised"}, 2, False),
         ({"name": "workers", "workers": 2}, 1, False),
+        ({"name": "auto"}, "auto", False),  # fewer runs than cores
         ({"name": "virtual-time", "mode": "sync"}, "auto", True),
     ],
 )

@@ -181,13 +181,13 @@ def test_finished_cells_are_not_run_again(out: Path, monkeypatch: pytest.MonkeyP
     folder = out / "note-identity"
     first = reproduce(plan("note-identity", "smoke"), folder)
     started: list[str] = []
-    real = runner.run_jobs
+    real = runner.run_planned
 
     def counted(jobs, *rest):  # type: ignore[no-untyped-def]
         started.extend(job.label for job in jobs)
         return real(jobs, *rest)
 
-    monkeypatch.setattr(runner, "run_jobs", counted)
+    monkeypatch.setattr(runner, "run_planned", counted)
     second = reproduce(plan("note-identity", "smoke"), folder)
     assert started == []
     assert repr(second) == repr(first)  # NaN equals itself there

@@ -196,7 +196,7 @@ def test_the_partition_is_listed_client_by_client(clients: int) -> None:
         _, targets = problem.data.train(client)
         own = [int((targets == label).sum()) for label in shown["labels"]]
         assert shown["counts"][client] == own
-    assert sum(shown["total_counts"]) == shown["total_size"] == len(problem.data.rows)
+    assert sum(shown["total_counts"]) == shown["total_size"] == len(problem.data.samples)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_summary_is_there_from_the_first_second_on(tmp_path: Path) -> None:
     final = run(small(), tmp_path, label="mine", callbacks=[lambda _: seen.append(read(tmp_path))])
     assert {one["code"] for one in seen} == {"running"}
     assert [one["rounds"] for one in seen] == [0, 0, 0, 0]
-    known = ("label", "algorithm", "method", "baseline", "seed", "target", "fedadmm_version")
+    known = ("label", "algorithm", "method", "seed", "target", "fedadmm_version")
     for key in known:
         assert {json.dumps(one[key]) for one in seen} == {json.dumps(final[key])}
     assert set(seen[0]) == set(final)
