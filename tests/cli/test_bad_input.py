@@ -64,11 +64,11 @@ def refused(*arguments: object) -> str:
         ),
         (
             ("--algorithm", "fedpd"),
-            "FedPD needs all clients in every round, but the sampler is UniformSampling",
+            "sampler: got UniformSampling, expected all clients in every round for FedPD.",
         ),
         (
             ("--algorithm", "fedavg", "--set", "regularizer.name=l1", "--set", "regularizer.lam=1"),
-            "FedAvg has no proximal server step, but the problem's regularizer is L1",
+            "regularizer: got L1, expected g = 0 for FedAvg.",
         ),
         (("--set", "target={metric='acc', value=1}"), "target.metric is 'acc', which is not measu"),
         (("--set", "algorithm.rho=1e308"), "algorithm.rho is 1e+308, but must be at most 1.844674"),
