@@ -131,7 +131,7 @@ def unpack(template: Tree, packed: Packed, path: str = "") -> Tree:
 
 def encode(packed: Packed) -> bytes:
     """Return a packed tree as bytes."""
-    # The format is written here, because its own writer refuses states that share memory, and takes
+    # The format is written here, because its own writer rejects states that share memory, and takes
     # ten times as long for small ones.  Wide numbers first, so that all of them are aligned.
     order = sorted(packed.tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {_METADATA: {_PLAIN: json.dumps(packed.plain)}}

@@ -248,5 +248,5 @@ def incompatibilities(run: Setup, components: Iterable[Part]) -> Iterator[str]:
 
 def _message(component: str, feature: _Feature, run: Setup) -> str:
     advice = feature.advice()
-    said = f"{feature.field}: got {feature.got(run)}, expected {feature.needed} for {component}."
-    return f"{said} {advice[0].upper()}{advice[1:]}." if advice else said
+    message = f"{feature.field}: got {feature.got(run)}, expected {feature.needed} for {component}."
+    return f"{message} {advice[0].upper()}{advice[1:]}." if advice else message

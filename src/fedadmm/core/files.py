@@ -302,7 +302,7 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, timeout: float) -> Iterator[None]:
-    """Hold a folder, made if need be; refuse after `timeout` seconds of somebody else holding it.
+    """Hold a folder, made if need be; raise after `timeout` seconds of another process holding it.
 
     The system lets go of the lock when the process ends, killed or not, also when workers that it
     forked live on.  The file stays behind: who removes it may remove the one that another process

@@ -4,8 +4,8 @@
                 sends  q_i + sum_{j > i} m_ij - sum_{j < i} m_ij   mod 2^b
     server      adds them up: the masks cancel, and sum q_i * step is the weighted sum
 
-m_ij is the ChaCha20 key stream of a key that i and j alone can compute: X25519 between keys that
-both made for this one upload, then HKDF-SHA256 whose context names the run, the round, everybody's
+m_ij is the ChaCha20 key stream of a key that only i and j can compute: X25519 between keys that
+both made for this one upload, then HKDF-SHA256 whose context names the run, the round, everyone's
 key and the pair.  A key belongs to one upload, so that no mask is ever used twice, also after a
 folder was restored from a backup.  Identities (Ed25519) sign the keys; whoever checks signatures
 against identities that it got elsewhere need not believe the one who passes the keys on.
@@ -125,7 +125,7 @@ class RangeError(ParameterError):
 def fixed_point(
     bound: float, step: float | None, members: int = MOST, noise: float = 0.0
 ) -> FixedPoint:
-    """The smallest word that the sum of this many clients cannot overflow.
+    """Return the smallest word size that the sum of this many clients cannot overflow.
 
     `noise` is the largest standard deviation of a client's share.  Without a step the finest one
     for words of 32 bits, with as much room again.

@@ -106,7 +106,7 @@ def checked(kind: type[Made]) -> type[Made]:
 def part(family: str, name: str) -> Callable[[type[Made]], type[Made]]:
     """Register a class as the part `name` of a family, and check its fields.
 
-    A name that another class has is refused; the same class may be defined again.
+    A name of another class is rejected; the same class may be defined again.
     """
 
     def made(kind: type[Made]) -> type[Made]:

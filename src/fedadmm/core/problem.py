@@ -321,7 +321,7 @@ class _Conversion:
 
 def _length(clients: Sequence[object]) -> int:
     first = clients[0]
-    return first.num_parameters if isinstance(first, Objective) else 0  # which is refused itself
+    return first.num_parameters if isinstance(first, Objective) else 0  # which is rejected itself
 
 
 def _check_client(index: int, client: object, length: int) -> None:

@@ -1,7 +1,7 @@
 """Validation of values by type annotations, and descriptions of the allowed values.
 
 Ranges and choices are part of the annotation (`Annotated[float, Gt(0)]`, `Literal[...]`).  A
-refusal names the value, where in its field it is, and what is allowed there.
+message names the value, its position in the field, and what is allowed.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class RoundContext(NamedTuple):
 
 
 class RoundComponent:
-    """A component with a state of its own that takes part in every round."""
+    """A component with a state of its own that is called in every round."""
 
     key: ClassVar[str]
     """Name of its state in `RunState.components`."""

@@ -129,7 +129,7 @@ class Diagnostics(Callback):
         if self.duality and self.clients != 0:
             raise ParameterError(
                 f"Diagnostics: duality is True, but clients is {self.clients}, and must be 0: it "
-                "needs a look at everybody"
+                "needs all clients"
             )
 
     def begin(self, run: Run) -> _Examiner:
@@ -183,9 +183,9 @@ class _Examiner:
             entries[key] for key in ("stationarity", "consensus", "dual_sum") if key in entries
         ]
         entries["kkt_residual"] = math.hypot(*parts)
-        everybody_seen = len(self.store.clients()) == self.job.problem.num_clients
+        all_seen = len(self.store.clients()) == self.job.problem.num_clients
         exact = self.job.pipeline.noise is None  # noise is meant to move the server's mean
-        following, found = _warnings(entries, note, theta, everybody_seen, exact)
+        following, found = _warnings(entries, note, theta, all_seen, exact)
         if found:
             cause = self._cause(looks, theta, report)
             entries["warnings"] = [f"round {report.state.round}: {what}; {cause}" for what in found]
@@ -275,7 +275,7 @@ def _residuals(looks: Sequence[Look], theta: Tensor) -> dict[str, Any]:
 
 
 def _warnings(
-    entries: dict[str, Any], note: dict[str, Any], theta: Tensor, everybody_seen: bool, exact: bool
+    entries: dict[str, Any], note: dict[str, Any], theta: Tensor, all_seen: bool, exact: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Return new warnings, each kind once per run, and the next note."""
     warned, found = list(note["warned"]), []
@@ -292,14 +292,14 @@ def _warnings(
         )
     value, before = entries.get("lagrangian"), note["lagrangian"]
     # A client's first dual step may raise the Lagrangian under any condition.
-    known = value is not None and before is not None and everybody_seen
+    known = value is not None and before is not None and all_seen
     if known and value > before + ROUNDING * (1 + abs(before)):
         warn("lagrangian", f"the augmented Lagrangian rose from {before:.6g} to {value:.6g}")
     drift = entries.get("mean_drift", 0.0)
     if exact and drift > LOST_MEAN * (1 + _norm(theta)):
         warn("mean", f"the server is {drift:.3g} away from the mean of its clients")
     smallest = kkt if least is None else min(least, kkt)
-    following = {"lagrangian": value if everybody_seen else None, "kkt": smallest, "warned": warned}
+    following = {"lagrangian": value if all_seen else None, "kkt": smallest, "warned": warned}
     return following, found
 
 
@@ -351,7 +351,7 @@ def duality(problem: Problem, theta: Tensor, duals: Sequence[Tensor], step: floa
     with equality at the duals of a solution when F is convex.  ((9) is printed with g*(sum_i z_i):
     there a factor 1/n is missing, and the dual value at the solution would be minus infinity for
     an l1 norm.)  It is minus infinity unless sum_i a_i y_i lies in the domain of g*, which without
-    g is {0}: the duals of a run reach it in the limit only.  So their mean is moved, for everybody
+    g is {0}: the duals of a run reach it in the limit only.  Their mean is moved, for all clients
     alike, to the subgradient s of g at t = prox_{step g}(theta + step sum_i a_i y_i), where
     g*(s) = <s, t> - g(t) needs no conjugate.  At a solution nothing moves.
 

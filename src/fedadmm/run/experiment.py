@@ -1,4 +1,4 @@
-"""An experiment: one frozen value that says everything about a run.
+"""An experiment: the immutable description of a run.
 
 It is what a configuration file parses to, what `simulate` takes, what a federation wraps, what a
 study overrides, and what `config.toml` holds.

@@ -313,7 +313,7 @@ class ClientUpdates:
         """Return the buffers after the server update; unchanged if the clients sent none.
 
         The participants of a synchronous round represent all clients, so that their mean replaces
-        the old buffers.  An update that arrives alone represents its own client only and gets its
+        the old buffers.  A single update on arrival represents its own client only and gets its
         share a_S of the mean: B <- B + a_S (mean of the updates - B).  The past buffers of a client
         are not stored, so that clients count in proportion to a_i times their number of updates.
         """

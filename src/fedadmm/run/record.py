@@ -1,4 +1,4 @@
-"""The record of a round: the one place that says what it looks like.
+"""The record of a round: its structure, computation and validation.
 
     {"round": 3, "cohort": …, "work": …, "traffic": …, "clock": …, "metrics": {…}}
 

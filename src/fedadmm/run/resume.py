@@ -72,7 +72,7 @@ class Journal:
             self._store.mark()
             self._latest = Begun(report.state, report.ending)
         else:
-            # The round was refused: its clients go back, and a resumed run meets it again.
+            # The round is undone: its clients are restored, and a resumed run repeats it.
             self._store.undo()
             self._latest = Begun(report.state)
         every = self._checkpoints.every

@@ -40,12 +40,12 @@ class _Passes:
         if length is not None:
             check(owner, "length", length, Count)
         if isinstance(batches, Iterator):
-            self._refuse(
+            self._reject(
                 "must begin anew for every pass; give a list, or a function that makes one"
             )
         self._given = length
 
-    def _refuse(self, wanted: str) -> None:
+    def _reject(self, wanted: str) -> None:
         raise DataError(f"{self._owner}: batches is a {type(self._batches).__name__}, but {wanted}")
 
     @cached_property
@@ -59,7 +59,7 @@ class _Passes:
             with _aside():
                 count = sum(1 for _ in self._begin())
         if count == 0:
-            self._refuse("must hold at least one batch, and holds none")
+            self._reject("must hold at least one batch, and holds none")
         return count
 
     def __iter__(self) -> Iterator[Any]:

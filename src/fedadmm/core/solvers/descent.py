@@ -83,7 +83,7 @@ class Descent:
         self._reference_norm: Tensor | None = None
         point = self._own
         if stop.reference == "global" and stop.needs_gradient:
-            assert context.theta is not None  # pairing refuses methods that may not send it
+            assert context.theta is not None  # methods that may not send it are incompatible
             point = context.theta.expand_as(start)
         measures = stop.needs_gradient and stop.reference is not None
         if measures and point is not None and not torch.equal(point, start):
@@ -131,7 +131,7 @@ class Descent:
     def _keep_results(self, gone: list[int]) -> None:
         """Store the results of finished clients at their positions."""
         places, memory = [self._work[index].place for index in gone], self._stepper.memory
-        if places == list(range(len(self._all))):  # everybody, in order
+        if places == list(range(len(self._all))):  # all clients, in order
             self._params, self._gradient_sums = self._stepper.params.clone(), self._gradient_sum
             self._memory = memory
             return

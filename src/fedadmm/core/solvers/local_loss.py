@@ -118,7 +118,7 @@ class LocalLoss:
 
     @cached_property
     def target(self) -> Tensor | None:
-        """centre - linear / weight, the minimiser of the terms beside f_i; None without weight."""
+        """Minimiser of the terms other than f_i, centre - linear / weight; None without weight."""
         if self.problem.centre is None or _is_zero(self.weight):
             return None
         if self.problem.linear is None:
@@ -151,7 +151,7 @@ class OwnTerms(NamedTuple):
     """Effect of the terms of the local problem other than f_i on a gradient step.
 
     With a quadratic term w moves by `rate` = lr * weight of the way to `target`, where the terms
-    are stationary; with a linear term alone it moves by -`shift`.
+    are stationary; with only a linear term it moves by -`shift`.
     """
 
     rate: Tensor | float

@@ -1,4 +1,4 @@
-"""Clients on the actors of a Ray cluster, which may be this machine alone.
+"""Ray engine: clients on the actors of a Ray cluster, which can be a single machine.
 
 Any actor can run any client.  In each round the clients are divided among the actors by the rows
 that they train on; a client's data goes to an actor that runs it for the first time, and its state
@@ -215,7 +215,7 @@ class ClientActor:
             if task.data:
                 self._data[task.client] = unpacked(ray.get(task.data[0]), self._flat)
 
-        def replies() -> Iterator[tuple[float, Upload]]:
+        def updates() -> Iterator[tuple[float, Upload]]:
             for task in tasks:
                 self._store.current[task.client] = task.place
                 upload, info = self._run(task.client, download, round_index)
@@ -223,7 +223,7 @@ class ClientActor:
                 sent.append(upload.num_bytes)
                 yield task.share, upload
 
-        total = self._job.aggregator.aggregate(replies())
+        total = self._job.aggregator.aggregate(updates())
         assert total is not None
         weight = sum(task.share for task in tasks)
         finite = [info.client for info in infos if info.finite]

@@ -21,7 +21,7 @@ from fedadmm.core.rng import Key, permutation
 from fedadmm.core.solvers.local_loss import LocalLoss, Objectives, OwnTerms, Stepper
 
 FULL_ROWS = 256
-"""Samples a client in one pass over all data: bounds the padding beside a much larger client."""
+"""Largest number of samples per client in a pass, which bounds padding for larger clients."""
 
 
 class Batch(NamedTuple):
@@ -273,10 +273,10 @@ class StackedObjective(Objectives):
         # Every sample as a client of its own.
         batch = self.samples.chosen(samples)
         clients, width = batch.targets.shape[:2]
-        alone = Batch(
+        single = Batch(
             batch.inputs.flatten(0, 1)[:, None], batch.targets.flatten(0, 1)[:, None], 1.0
         )
-        found = self.core(params.repeat_interleave(width, 0), alone)
+        found = self.core(params.repeat_interleave(width, 0), single)
         found = found.view(clients, width, -1)
         if self._ridge is not None:
             found.add_((self._ridge[:clients] * params).unsqueeze(1))

@@ -63,8 +63,8 @@ class Staleness:
 
     def _longest_so_far(self) -> int:
         """The longest absence, those that still last among them: T of the asynchronous theorem."""
-        everybody = len(self._heard) == self._clients
-        oldest = next(iter(self._heard.values()), -1) if everybody else -1
+        all_seen = len(self._heard) == self._clients
+        oldest = next(iter(self._heard.values()), -1) if all_seen else -1
         return max(self._longest, self._step - oldest)
 
     def _quantiles(self) -> list[int]:

@@ -83,7 +83,7 @@ class VirtualTime(EngineChoice):
         if self.concurrency is not None and self.mode == "async" and self.concurrency < self.buffer:
             raise ParameterError(
                 f"VirtualTime: concurrency is {self.concurrency}, but must be at least "
-                f"buffer={self.buffer}, or a step never gets all its replies"
+                f"buffer={self.buffer}, or a step never gets all its updates"
             )
         if self.max_staleness is None and self.policy != "accept":
             raise ParameterError(

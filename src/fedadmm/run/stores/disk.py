@@ -35,7 +35,7 @@ PART_CLIENTS = 100_000
 SEGMENT_BYTES = 64 * 2**20
 """Size of a segment, in bytes, from which on no records are appended."""
 SPARE_SEGMENTS = 4
-"""Records move when the segments hold twice what is needed, and this many segments besides."""
+"""Segments beyond twice the needed size at which records are moved to new segments."""
 
 
 class DiskStore(SnapshotStore):

@@ -49,7 +49,7 @@ Index = dict[int, Place]
 class Segments:
     """Reads and writes client records, and keeps recently used ones in memory.
 
-    `primal_dtype` is the precision in which the client's own model is stored (None: as it is).
+    `primal_dtype` is the precision in which the local model is stored (None for no conversion).
     """
 
     def __init__(
