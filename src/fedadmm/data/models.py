@@ -94,14 +94,14 @@ def mlp(*sizes: int, as_released: Released | None = None) -> nn.Module:
             60-32-10 becomes 60-32-32-10.
     """
     if len(sizes) < 2:
-        raise ParameterError(f"mlp: sizes is {sizes}, but must hold at least inputs and outputs")
+        raise ParameterError(f"mlp: sizes: got {sizes}, expected at least inputs and outputs.")
     for size in sizes:
         check("mlp", "sizes", size, Count)
     check("mlp", "as_released", as_released, Released | None)
     if as_released == "wang":
         if len(sizes) < 3:
             raise ParameterError(
-                f"mlp: sizes is {sizes}, but as_released='wang' needs a hidden layer"
+                f"mlp: sizes: got {sizes}, expected a hidden layer for as_released='wang'."
             )
         sizes = (*sizes[:-1], *sizes[-2:])
     layers: list[nn.Module] = [nn.Flatten()]
@@ -154,13 +154,15 @@ def factory(model: Model, **options: Any) -> Callable[[], nn.Module]:
     """
     if isinstance(model, nn.Module):
         if options:
-            raise ParameterError(f"model: options {sorted(options)} do not apply to a module")
+            raise ParameterError(f"model: got options {sorted(options)}, expected none here.")
         return partial(copy.deepcopy, model)
     make = resolve(model)
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:
-        raise ParameterError(f"model: {model!r} cannot be built with {options}: {error}") from None
+        raise ParameterError(
+            f"model: got options {options}, expected those of {model!r} ({error})."
+        ) from None
     return partial(make, **options)
 
 
@@ -170,7 +172,7 @@ def resolve(model: str | Factory) -> Factory:
         return model
     if not isinstance(model, str):
         raise ParameterError(
-            f"model is {model!r}, but must be a name, a module, or a function that makes one"
+            f"model: got {model!r}, expected a name, a module, or a function that returns one."
         )
     if model in NAMES:
         return NAMES[model]
@@ -180,9 +182,11 @@ def resolve(model: str | Factory) -> Factory:
         make: Factory = imported(f"model: name is {model!r}", model)
         if callable(make):
             return make
-        raise ParameterError(f"model: {model!r} is no function or class, but must make a module")
+        raise ParameterError(
+            f"model: got {model!r}, expected a function or class that returns a module."
+        )
     allowed = ", ".join([*sorted(NAMES), "mlp-IN-…-OUT", "package.module:Name"])
-    raise ParameterError(f"model: name is {model!r}, but must be one of {allowed}")
+    raise ParameterError(f"model: name: got {model!r}, expected one of {allowed}.")
 
 
 def build(model: Model, *, seed: Key = 0, **options: Any) -> nn.Module:
@@ -201,7 +205,7 @@ def build(model: Model, *, seed: Key = 0, **options: Any) -> nn.Module:
         module = make()
     if not isinstance(module, nn.Module):
         raise ParameterError(
-            f"model: {model!r} made {type(module).__name__}, but must make a module"
+            f"model: got {type(module).__name__} from {model!r}, expected a torch.nn.Module."
         )
     return module
 

@@ -76,7 +76,10 @@ class Partition:
             and len(np.unique(indices)) == len(indices)
         )
         if not sound:
-            raise DataError(f"{path}: is no partition (disjoint sample numbers and rising offsets)")
+            raise DataError(
+                f"{path}: indices, offsets: got invalid arrays, expected disjoint sample indices "
+                "and non-decreasing offsets."
+            )
         return cls(indices, offsets)
 
 
@@ -98,8 +101,8 @@ def shards(labels: ArrayLike, clients: int, seed: Key, *, per_client: Count = 2)
     count = per_client * clients
     if count > len(values):
         raise ParameterError(
-            f"shards: {clients} clients with {per_client} shards each need {count} samples, but "
-            f"there are {len(values)}"
+            f"shards: samples: got {len(values)}, expected at least {count} for {clients} clients "
+            f"with {per_client} shards each."
         )
     order, generator = _label_sorted(values, seed, "shards")
     return _deal(order, count, np.full(clients, per_client), generator)
@@ -118,8 +121,8 @@ def dirichlet(
     values = _labels("dirichlet", labels, clients)
     if clients * min_size > len(values):
         raise ParameterError(
-            f"dirichlet: {clients} clients with min_size {min_size} need {clients * min_size} "
-            f"samples, but there are {len(values)}"
+            f"dirichlet: samples: got {len(values)}, expected at least {clients * min_size} for "
+            f"{clients} clients with min_size {min_size}."
         )
     order, generator = _label_sorted(values, seed, "dirichlet")
     owners = np.empty(len(values), np.int64)
@@ -147,16 +150,16 @@ def imbalanced(
     values = _labels("imbalanced", labels, clients)
     if clients % members:
         raise ParameterError(
-            f"imbalanced: clients is {clients}, but must be a multiple of members ({members})"
+            f"imbalanced: clients: got {clients}, expected a multiple of members ({members})."
         )
     groups = clients // members
     counts = np.repeat(np.arange(1, groups + 1), members)
     rest = shards - int(counts[:-members].sum())
     if rest < members or shards > len(values):
         raise ParameterError(
-            f"imbalanced: shards is {shards}, but {clients} clients in groups of {members} need "
-            f"at least {shards - rest + members} and {len(values)} samples allow at most "
-            f"{len(values)}"
+            f"imbalanced: shards: got {shards}, expected at least {shards - rest + members} for "
+            f"{clients} clients in groups of {members}, and at most {len(values)}, the number of "
+            "samples."
         )
     counts[-members:] = rest // members
     counts[clients - rest % members :] += 1
@@ -175,8 +178,8 @@ def lognormal(
     spare = num_samples - clients * min_size
     if spare < 0:
         raise ParameterError(
-            f"lognormal: {clients} clients with min_size {min_size} need {clients * min_size} "
-            f"samples, but there are {num_samples}"
+            f"lognormal: samples: got {num_samples}, expected at least {clients * min_size} for "
+            f"{clients} clients with min_size {min_size}."
         )
     generator = _generator(seed, "lognormal")
     share = generator.lognormal(0.0, sigma, clients)
@@ -198,7 +201,7 @@ def natural(groups: ArrayLike, clients: int | None, seed: Key) -> Partition:
     check("natural", "clients", wanted, Count)
     if wanted > len(present):
         raise ParameterError(
-            f"natural: clients is {wanted}, but the data has only {len(present)} groups"
+            f"natural: clients: got {wanted}, expected at most {len(present)} (groups)."
         )
     generator = _generator(seed, "natural")
     chosen = np.sort(generator.choice(present, wanted, replace=False))
@@ -214,13 +217,18 @@ def _generator(seed: Key, name: str) -> np.random.Generator:
 def _check_enough(name: str, samples: int, clients: int) -> None:
     check(name, "clients", clients, Count)
     if clients > samples:
-        raise ParameterError(f"{name}: clients is {clients}, but there are only {samples} samples")
+        raise ParameterError(
+            f"{name}: clients: got {clients}, expected at most {samples}, the number of samples."
+        )
 
 
 def _labels(name: str, labels: ArrayLike, clients: int) -> NDArray[np.int64]:
     values = np.asarray(labels)
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise DataError(f"{name}: labels must be one whole number a sample")
+        raise DataError(
+            f"{name}: labels: got {values.dtype} of shape {values.shape}, expected one integer per "
+            "sample."
+        )
     _check_enough(name, len(values), clients)
     return values.astype(np.int64, copy=False)
 
