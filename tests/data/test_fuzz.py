@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from fedadmm.core.errors import DataError
 from fedadmm.data import tabular
-from fedadmm.data.files import EXPANSION, read_npz, read_text
+from fedadmm.data.checked_files import EXPANSION, read_npz, read_text
 from fedadmm.data.loaders.heart import read_hospital
 from fedadmm.data.loaders.leaf import read_leaf
 from fedadmm.data.loaders.pictures import read_batch, read_idx

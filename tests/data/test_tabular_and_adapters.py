@@ -17,7 +17,7 @@ from fedadmm.data import (
     problems,
     tabular,
 )
-from fedadmm.data.files import read_csv
+from fedadmm.data.checked_files import read_csv
 
 CSV = "hospital,age,dose,sick\nnorth,1,2.5,yes\nsouth,3,4,no\nnorth,5,6,no\n"
 

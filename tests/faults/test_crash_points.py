@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from fedadmm.core import codec, files as core_files
+from fedadmm.core import atomic_files as core_files, codec
 from fedadmm.run.checkpoint import Checkpoints
 from support.resumable import fingerprints, make_store, run, untimed
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pytest
 
 import fedadmm as fa
-from fedadmm.core import codec, files as core_files
+from fedadmm.core import atomic_files as core_files, codec
 from fedadmm.run.checkpoint import Checkpoints
 from support.resumable import assert_continued, contents, interrupted, make_store, run
 

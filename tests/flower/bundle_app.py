@@ -36,7 +36,7 @@ from fedadmm.flower.server.server_app import serve
 from fedadmm.flower.server.tasks import TrainingRequest
 from fedadmm.flower.site import app as site
 from fedadmm.flower.site.app import client_app
-from fedadmm.flower.site.state import SiteState
+from fedadmm.flower.site.site_state import SiteState
 
 torch.set_num_threads(1)
 PLAN = Path(os.environ["FEDADMM_TEST_PLAN"])

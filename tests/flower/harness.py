@@ -25,7 +25,7 @@ from fedadmm.flower.server.checkpoint import ServerCheckpoint, ServerState, fing
 from fedadmm.flower.server.server_app import serve
 from fedadmm.flower.server.service import DeploymentResult
 from fedadmm.flower.site.app import client_app
-from fedadmm.flower.site.state import ACKED, PENDING, SiteState
+from fedadmm.flower.site.site_state import ACKED, PENDING, SiteState
 from fedadmm.run.client import record_layout
 from fedadmm.run.components import CATCH_UP
 from fedadmm.run.loop import initial_state

@@ -23,15 +23,15 @@ from typer.testing import CliRunner
 
 import fedadmm as fa
 from fedadmm.cli import app
-from fedadmm.core import codec, files
+from fedadmm.core import atomic_files, codec
 from fedadmm.core.errors import ConfigError, EngineError, StateError
 from fedadmm.core.privacy import Accountant
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.deploy.keys import make_certificates, make_node_key
+from fedadmm.flower.deploy.local_federation import Follower, SiteComparison, SiteScores, run_locally
 from fedadmm.flower.deploy.network import LocalNetwork
 from fedadmm.flower.deploy.project import Noise, write_project
-from fedadmm.flower.deploy.run import Follower, SiteComparison, SiteScores, run_locally
 from fedadmm.flower.federation import read_sites
 from fedadmm.flower.server.run_recorder import RunRecorder
 from fedadmm.flower.site.policy import read_policy
@@ -45,7 +45,7 @@ def test_private_files_are_private(tmp_path):
     make_node_key(tmp_path / "node")
     for path in (files.key, tmp_path / "node"):
         assert path.stat().st_mode & 0o777 == 0o600
-    context = ssl.create_default_context(cafile=str(files.authority))
+    context = ssl.create_default_context(cafile=str(atomic_files.authority))
     context.load_cert_chain(files.certificate, files.key)
     names = ssl._ssl._test_decode_cert(str(files.certificate))["subjectAltName"]
     assert names == (("IP Address", "127.0.0.1"), ("DNS", "example.org"))
@@ -220,7 +220,7 @@ def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
                 | {"network": {}, "best": {}, "fitted": {}}
             )
 
-    monkeypatch.setattr("fedadmm.flower.deploy.run.LocalNetwork", Network)
+    monkeypatch.setattr("fedadmm.flower.deploy.local_federation.LocalNetwork", Network)
     config = resolve(
         {
             "problem": {"name": "digits", "clients": 5, "partition": "shards"},
@@ -407,7 +407,7 @@ def test_the_printed_command_resumes_the_same_deployment(given, tmp_path, monkey
         asked.append({"config": config, "out": out, "deployment": deployment, **options})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedadmm.flower.deploy.run.run_locally", interrupted)
+    monkeypatch.setattr("fedadmm.flower.deploy.local_federation.run_locally", interrupted)
     base = ["deploy", "local", "quickstart", "--clients", "5", "--rounds", "3"]
     first = CliRunner().invoke(app, [*base, "--out", str(tmp_path / "run"), *given])
     assert first.exit_code == 130
@@ -431,7 +431,7 @@ def begun(folder: Path, monkeypatch, deployment: Deployment, *, tls: bool = Fals
         def __init__(self, *_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedadmm.flower.deploy.run.LocalNetwork", Interrupted)
+    monkeypatch.setattr("fedadmm.flower.deploy.local_federation.LocalNetwork", Interrupted)
     tree = {"problem": {"name": "digits", "clients": 5}, "algorithm": {"name": "fedavg"}}
     options = {"tls": tls, "resume": False, "watch": print}
     with pytest.raises(KeyboardInterrupt):
@@ -456,7 +456,7 @@ def test_a_resumed_deployment_without_a_configuration_takes_that_of_its_folder(
         asked.append((config, deployment, options["tls"]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedadmm.flower.deploy.run.run_locally", resumed)
+    monkeypatch.setattr("fedadmm.flower.deploy.local_federation.run_locally", resumed)
     done = CliRunner().invoke(app, ["deploy", "local", "--resume", "--out", str(folder), *given])
     assert done.exit_code == 130, done.output
     ((config, deployment, tls),) = asked
@@ -516,9 +516,9 @@ def test_a_deployment_that_is_still_watched_is_not_taken_over(tmp_path, monkeypa
     processes.record(folder / "deployment", [left])
     try:
         options = {"tls": False, "resume": True, "watch": print}
-        monkeypatch.setattr("fedadmm.flower.deploy.run._PREDECESSOR", 0.2)
+        monkeypatch.setattr("fedadmm.flower.deploy.local_federation._PREDECESSOR", 0.2)
         with (
-            files.locked(folder / "deployment", 1.0),
+            atomic_files.locked(folder / "deployment", 1.0),
             pytest.raises(StateError, match="is in use by process"),
         ):
             run_locally(resolve(tree), folder, Deployment(5), **options)
@@ -536,7 +536,9 @@ def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
     found = SiteComparison(["A", "B"], rows)
     summary = {"status": "completed", "code": "completed", "algorithm": "fedadmm", "network": {}}
     summary |= {"last": {}, "rounds": 1, "bytes_up": 0, "target": None, "label": "FedADMM"}
-    monkeypatch.setattr("fedadmm.flower.deploy.run.run_locally", lambda *_, **__: summary)
+    monkeypatch.setattr(
+        "fedadmm.flower.deploy.local_federation.run_locally", lambda *_, **__: summary
+    )
     monkeypatch.setattr("fedadmm.cli.deploy._compared", lambda *_: found)
     monkeypatch.setattr("fedadmm.cli.deploy.print_ending", lambda _: None)
     given = ["deploy", "local", "hospitals", "--out", str(tmp_path), "--no-report"]

@@ -12,16 +12,16 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedadmm as fa
 from fedadmm.core import clock
+from fedadmm.core.atomic_files import locked
 from fedadmm.core.errors import EngineError, StateError
-from fedadmm.core.files import locked
-from fedadmm.flower.deploy.run import look
+from fedadmm.flower.deploy.local_federation import look
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ReplyKind
 from fedadmm.flower.server.checkpoint import ServerState
 from fedadmm.flower.server.exchange import Exchange
 from fedadmm.flower.server.server_app import serve
-from fedadmm.flower.site.state import SiteState
+from fedadmm.flower.site.site_state import SiteState
 from fedadmm.study.run_dir import RunDir
 
 from .harness import (

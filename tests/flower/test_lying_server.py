@@ -16,7 +16,7 @@ from fedadmm.core import clock
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.secure_aggregation import pending_uploads as site_masking
 from fedadmm.flower.site import gate
-from fedadmm.flower.site.state import SiteAccount, SiteState, Steps
+from fedadmm.flower.site.site_state import SiteAccount, SiteState, Steps
 from fedadmm.run.client import record_layout
 
 from .harness import DIMENSION, Clock, Crash, check_invariant, run_through

@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedadmm as fa
-from fedadmm.core import clock, files, pairwise_masks
+from fedadmm.core import atomic_files, clock, pairwise_masks
 from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ReplyKind, reply_to
@@ -545,14 +545,14 @@ def test_a_disk_that_refuses_for_a_moment_does_not_make_a_site_forget_its_set(
     others = [pairwise_masks.new_share(c, "subject", identities[c])[0] for c in (1, 2)]
     waiting.release(peers, "first", [waiting.find("first").share, *others], 3, "")
     waiting.store(peers, "second", "subject", words, {}, Origin("2", "another"))
-    read = files.read
+    read = atomic_files.read
 
     def refuse(path, *rest):
         if path.name == "sets-update.json":
             raise StateError("Input/output error")
         return read(path, *rest)
 
-    monkeypatch.setattr(files, "read", refuse)
+    monkeypatch.setattr(atomic_files, "read", refuse)
     with pytest.raises(StateError, match="Input/output"):
         waiting.requirement(peers, waiting.find("second"), "")
     monkeypatch.undo()
@@ -786,7 +786,7 @@ def test_noise_is_added_at_the_sites_and_counted_there(tmp_path, monkeypatch):
     # z times what a site of weight 1/4 can change, in shares of which two make up the whole
     assert [*spreads] == [pytest.approx(4.0 * 0.5 / 4 / 2**0.5)]
     from fedadmm.core.privacy import Accountant
-    from fedadmm.flower.site.state import SiteAccount, Steps
+    from fedadmm.flower.site.site_state import SiteAccount, Steps
 
     expected = Accountant(4.0, 1e-2).epsilon(3)
     assert history.records[-1]["privacy"]["epsilon"] == pytest.approx(expected)

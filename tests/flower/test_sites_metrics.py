@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import fedadmm as fa
 from fedadmm.core.errors import ConfigError, ParameterError
-from fedadmm.flower.deploy.run import look
+from fedadmm.flower.deploy.local_federation import look
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.server.run_recorder import RunRecorder

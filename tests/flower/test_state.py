@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fedadmm as fa
-from fedadmm.core import codec, files
+from fedadmm.core import atomic_files, codec
 from fedadmm.core.codec import DamageError, Packed
 from fedadmm.core.errors import StateError
 from fedadmm.flower.protocol.admission import UploadHistory, seal
@@ -19,7 +19,7 @@ from fedadmm.flower.protocol.ledger import ReplyKind, ServerLedger, create_task,
 from fedadmm.flower.server import checkpoint
 from fedadmm.flower.server.checkpoint import SERVER, ServerCheckpoint, ServerState, new_run
 from fedadmm.flower.server.server_app import serve
-from fedadmm.flower.site.state import ACKED, PENDING, SiteState
+from fedadmm.flower.site.site_state import ACKED, PENDING, SiteState
 from fedadmm.run.client import record_layout
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.loop import initial_state
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_read_now_is_not_lost(number, tmp_path, monkeypatc
         raise OSError(number, "no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.Disk, "read", refuse)
+        patch.setattr(atomic_files.Disk, "read", refuse)
         with pytest.raises(StateError, match="cannot read") as raised:
             SiteState(tmp_path).ledger()
     assert not isinstance(raised.value, DamageError)
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_read_now_is_not_lost(number, tmp_path, monkeypatc
 
 def test_a_transient_error_costs_a_client_one_attempt_only(tmp_path, monkeypatch, quick):
     settings = federation(fa.FedADMM(rho=1.0), rounds=4, ledger="disk")
-    read, refused = files.Disk.read, []
+    read, refused = atomic_files.Disk.read, []
 
     def sometimes(self, path, begin=0, size=-1):
         if "site-2" in str(path) and path.name == PENDING and not refused:
@@ -112,7 +112,7 @@ def test_a_transient_error_costs_a_client_one_attempt_only(tmp_path, monkeypatch
             raise OSError(errno.EMFILE, "Too many open files")
         return read(self, path, begin, size)
 
-    monkeypatch.setattr(files.Disk, "read", sometimes)
+    monkeypatch.setattr(atomic_files.Disk, "read", sometimes)
     history = run_through(settings, FakeGrid(settings, tmp_path), tmp_path)
     assert len(refused) == 1
     assert history.trace == [[0, 1, 2, 3]] * 4

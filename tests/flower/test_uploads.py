@@ -9,7 +9,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core.privacy import Accountant
-from fedadmm.flower.site.state import ACCOUNT
+from fedadmm.flower.site.site_state import ACCOUNT
 
 from .harness import Crash, FakeGrid, federation, run_through, simulated
 from .test_bad_clients import retensored, saying

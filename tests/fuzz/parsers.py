@@ -73,7 +73,7 @@ from fedadmm.flower.server.checkpoint import (
     read_summary,
 )
 from fedadmm.flower.server.run_recorder import EVENTS, read_events
-from fedadmm.flower.site.state import PENDING, SiteState
+from fedadmm.flower.site.site_state import PENDING, SiteState
 from fedadmm.run.loop import initial_state
 
 Parse = Callable[[bytes], object]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from fedadmm.core.atomic_files import locked
 from fedadmm.core.errors import StateError
-from fedadmm.core.files import locked
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.engines.choice import Sequential
 from fedadmm.run.stores import DiskStore
@@ -23,7 +23,7 @@ from support.resumable import contents, make_store, run
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from fedadmm.core.files import locked
+from fedadmm.core.atomic_files import locked
 with locked(Path(sys.argv[1]), 1.0):
     alone = sys.argv[2] == "alone"
     if alone or os.fork() == 0:  # a worker speaks for itself: only then has it let go of the lock

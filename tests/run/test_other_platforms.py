@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.data import problems
 from fedadmm.run.engines import Workers
 from support.rejections import naming
@@ -84,5 +84,5 @@ def test_a_file_is_reserved_where_the_system_cannot_do_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
-    files.Disk().reserve(tmp_path / "reserve", 5000)
+    atomic_files.Disk().reserve(tmp_path / "reserve", 5000)
     assert (tmp_path / "reserve").read_bytes() == bytes(5000)

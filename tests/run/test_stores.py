@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load
 
 import fedadmm as fa
-from fedadmm.core import codec, files
+from fedadmm.core import atomic_files, codec
 from fedadmm.core.local_work import LocalWork
 from fedadmm.core.messages import ClientRecord
 from fedadmm.run.stores import DiskStore, MemoryStore, disk, records, segments
@@ -301,7 +301,7 @@ def test_a_full_disk_is_a_state_error_that_names_the_file(tmp_path: Path) -> Non
     store = bound(DiskStore(tmp_path))
     store.commit(5, record(1), 0)
 
-    class Full(files.Disk):
+    class Full(atomic_files.Disk):
         def append(self, path: Path, data: bytes) -> None:
             super().append(path, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -309,7 +309,7 @@ def test_a_full_disk_is_a_state_error_that_names_the_file(tmp_path: Path) -> Non
     told = pytest.raises(
         fa.errors.StateError, match=r"segment-0+1\.records: No space left on device"
     )
-    with files.using(Full()), told:
+    with atomic_files.using(Full()), told:
         store.commit(5, record(2), 1)
     assert same(store.get(5), record(1))
     store.commit(5, record(3), 1)

@@ -27,7 +27,7 @@ from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import is_sealed
 from fedadmm.flower.protocol.ledger import LedgerEntry, Reply, ReplyKind, Task
 from fedadmm.flower.protocol.payloads import payload_template
-from fedadmm.flower.site.state import ACKED, PENDING
+from fedadmm.flower.site.site_state import ACKED, PENDING
 from fedadmm.run.client import message_template
 
 from .plan import Plan

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 
 
 class Inode:
@@ -58,7 +58,7 @@ def refusal(number: int, path: object) -> OSError:
     return OSError(number, os.strerror(number), str(path))
 
 
-class SimulatedDisk(files.Disk):
+class SimulatedDisk(atomic_files.Disk):
     """The disks of all machines: `/server/…`, `/site-0/…`.
 
     `before(operation, path)` is asked before every call; it may raise, and answers for a write how
@@ -149,7 +149,7 @@ class SimulatedDisk(files.Disk):
     def protect(self, path: Path, mode: int) -> None:
         self._before("protect", str(path))
 
-    def lock(self, path: Path) -> files.Held | None:
+    def lock(self, path: Path) -> atomic_files.Held | None:
         self._before("lock", str(path))
         if str(path) in self._locks:
             return None

@@ -17,7 +17,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 import fedadmm as fa
-from fedadmm.core import clock, files
+from fedadmm.core import atomic_files, clock
 from fedadmm.core.errors import EngineError, FedADMMError
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.secure_aggregation import pending_uploads
@@ -85,7 +85,7 @@ class Scenario:
             logger.setLevel(logging.CRITICAL)
         try:
             with (
-                files.using(self.world.disk),
+                atomic_files.using(self.world.disk),
                 clock.using(Time(self.world)),
                 mock.patch.object(server_checkpoint, "uuid", fake),
                 mock.patch.object(pending_uploads, "masked", listening),

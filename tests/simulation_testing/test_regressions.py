@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import fedadmm as fa
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import ClientRecord
 from fedadmm.flower.protocol.admission import seal
 from fedadmm.flower.protocol.ledger import ReplyKind, ServerLedger, create_task, reply_to
 from fedadmm.flower.server.run_recorder import EVENTS, RunRecorder, read_events
-from fedadmm.flower.site.state import PENDING, SiteState
+from fedadmm.flower.site.site_state import PENDING, SiteState
 from fedadmm.run.state import RoundReport
 from support.records import made
 
@@ -35,7 +35,7 @@ def test_a_reply_is_sent_again_only_when_its_name_is_on_the_disk() -> None:
             raise refusal(errno.EIO, path)
 
     disk = SimulatedDisk(before)
-    with files.using(disk):
+    with atomic_files.using(disk):
         task = create_task(ServerLedger("run"), 0, 0, "cast")
         reply = seal(reply_to(task, ReplyKind.UPDATE), b"body")
         site = SiteState(SITE)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedadmm.core import codec, files, pairwise_masks
+from fedadmm.core import atomic_files, codec, pairwise_masks
 from fedadmm.core.catch_up import CatchUp
 from fedadmm.core.errors import StateError
 from fedadmm.core.pipeline import Processed, UpdatePipeline
@@ -22,7 +22,7 @@ from fedadmm.flower.protocol import admission, ledger
 from fedadmm.flower.secure_aggregation import masked_messages, pending_uploads as site_masking
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site, gate
-from fedadmm.flower.site.state import SiteAccount, SiteState
+from fedadmm.flower.site.site_state import SiteAccount, SiteState
 
 from .books import Violation
 from .disk import SimulatedDisk
@@ -91,7 +91,7 @@ def without_file_sync(patch: pytest.MonkeyPatch) -> None:
     sync = SimulatedDisk.sync
 
     def forgetful(self: SimulatedDisk, path: Path) -> None:
-        if path.suffix != files.TEMPORARY:
+        if path.suffix != atomic_files.TEMPORARY:
             sync(self, path)
 
     patch.setattr(SimulatedDisk, "sync", forgetful)
@@ -114,7 +114,7 @@ def replay_without_sync(patch: pytest.MonkeyPatch) -> None:
 
     def hasty(self: SiteState) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(files, "sync", lambda path: None)
+            inner.setattr(atomic_files, "sync", lambda path: None)
             return pending(self)
 
     patch.setattr(SiteState, "pending", hasty)
@@ -253,12 +253,12 @@ def a_budget_that_resets(patch: pytest.MonkeyPatch) -> None:
 
 def tell_before_noting(patch: pytest.MonkeyPatch) -> None:
     """What leaves is written down, and may be taken back by a power cut."""
-    append = files.append
+    append = atomic_files.append
 
     def hasty(path: Path, data: bytes, *, durable: bool = False) -> None:
         append(path, data, durable=durable and path.name != gate.LEFT)
 
-    patch.setattr(files, "append", hasty)
+    patch.setattr(atomic_files, "append", hasty)
 
 
 def reuse_a_mask(patch: pytest.MonkeyPatch) -> None:
@@ -373,8 +373,8 @@ def forget_acknowledged_sets(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: Any) -> None:
         settled(self)
-        if files.exists(self._sets):
-            files.remove(self._sets)
+        if atomic_files.exists(self._sets):
+            atomic_files.remove(self._sets)
 
     patch.setattr(site_masking.PendingUploads, "discard", forgetful)
 
@@ -385,8 +385,8 @@ def forget_the_sets_of_an_incarnation(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: SiteState) -> None:
         forget(self)
-        if files.exists(self._folder / "sets-update.json"):
-            files.remove(self._folder / "sets-update.json")
+        if atomic_files.exists(self._folder / "sets-update.json"):
+            atomic_files.remove(self._folder / "sets-update.json")
 
     patch.setattr(SiteState, "forget", forgetful)
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 import fedadmm as fa
+from fedadmm.core.atomic_files import locked
 from fedadmm.core.errors import CompatibilityError, ConfigError, StateError
-from fedadmm.core.files import locked
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.stores import params_sha256
 from fedadmm.study import config as configs

@@ -10,12 +10,12 @@ import pytest
 
 from fedadmm.core.errors import ConfigError
 from fedadmm.study.runner import RunEvent, RunStarted
-from fedadmm.study.sweep import Axis, axis, plan, sweep
+from fedadmm.study.sweep import SweptKey, axis, plan, sweep
 from support.commands import SMALL
 
 
 def test_a_grid_is_every_combination_and_lists_go_in_step() -> None:
-    grid = [axis("algorithm.rho=0.5,1", "--grid"), Axis("seed", [0, 1])]
+    grid = [axis("algorithm.rho=0.5,1", "--grid"), SweptKey("seed", [0, 1])]
     lists = [axis("rounds=2,3", "--list"), axis("local.solver.lr=0.1,0.2", "--list")]
     cells = plan(SMALL, grid, lists).cells
     found = {(c.run.rounds, c.run.local.solver.lr, c.run.algorithm.rho, c.run.seed) for c in cells}
@@ -34,15 +34,15 @@ def test_axes_are_toml_or_strings() -> None:
     with pytest.raises(ConfigError, match="--grid is 'a', but must be KEY=A,B"):
         axis("a", "--grid")
     with pytest.raises(ConfigError, match=r"must be of one length, but are a \(1\), b \(2\)"):
-        plan(SMALL, [], [Axis("a", [1]), Axis("b", [1, 2])])
+        plan(SMALL, [], [SweptKey("a", [1]), SweptKey("b", [1, 2])])
     with pytest.raises(ConfigError, match=r"algorithm.rh=1: algorithm.rh is not a key"):
-        plan(SMALL, [Axis("algorithm.rh", [1])], [])
+        plan(SMALL, [SweptKey("algorithm.rh", [1])], [])
     with pytest.raises(ConfigError, match=r"seed is \[3, 3\], but must not hold 3 twice"):
-        plan(SMALL, [Axis("seed", [3, 3])], [])
+        plan(SMALL, [SweptKey("seed", [3, 3])], [])
 
 
 def test_what_is_set_reaches_every_cell_that_has_the_key() -> None:
-    grid = [Axis("algorithm.name", ["fedavg", "fedprox", "fedadmm"])]
+    grid = [SweptKey("algorithm.name", ["fedavg", "fedprox", "fedadmm"])]
     study = plan(SMALL, grid, [], [("algorithm.rho", 7.0), ("local.solver.lr", 0.25)])
     assert [one.run.tree["algorithm"].get("rho") for one in study.cells] == [None, 7.0, 7.0]
     assert [one.run.local.solver.lr for one in study.cells] == [0.25] * 3
@@ -50,7 +50,7 @@ def test_what_is_set_reaches_every_cell_that_has_the_key() -> None:
         "algorithm.rho = 7.0 for fedprox; fedadmm; not for fedavg",
         "local.solver.lr = 0.25 for gradient-descent",
     ]
-    named = plan(SMALL, [Axis("algorithm.rho", [2, 3])], [], [("algorithm.name", "fedprox")])
+    named = plan(SMALL, [SweptKey("algorithm.rho", [2, 3])], [], [("algorithm.name", "fedprox")])
     assert [(one.run.label, one.run.algorithm.rho) for one in named.cells] == [
         ("fedprox", 2),
         ("fedprox", 3),
@@ -60,11 +60,11 @@ def test_what_is_set_reaches_every_cell_that_has_the_key() -> None:
     ):
         plan(SMALL, grid, [], [("algorithm.roh", 7)])
     with pytest.raises(ConfigError, match=r"sampler.size is set to 7, but sampler is varied"):
-        plan(SMALL, [Axis("sampler", [{"name": "full"}])], [], [("sampler.size", 7)])
+        plan(SMALL, [SweptKey("sampler", [{"name": "full"}])], [], [("sampler.size", 7)])
 
 
 def test_a_fresh_sweep_runs_everything_again(tmp_path: Path) -> None:
-    study = plan(SMALL, [Axis("seed", [0, 1])], [])
+    study = plan(SMALL, [SweptKey("seed", [0, 1])], [])
     sweep(study, tmp_path)
     began: list[int] = []
 
@@ -80,7 +80,7 @@ def test_a_fresh_sweep_runs_everything_again(tmp_path: Path) -> None:
 
 def test_a_sweep_keeps_its_settings_as_they_are(tmp_path: Path) -> None:
     samplers = [{"name": "full"}, {"name": "uniform", "size": 2}]
-    lists = [Axis("sampler", samplers), Axis("local.solver.lr", [0.05, 0.01])]
+    lists = [SweptKey("sampler", samplers), SweptKey("local.solver.lr", [0.05, 0.01])]
     result = sweep(plan(SMALL, [], lists), tmp_path)
     settings = [
         {"sampler": sampler, "local.solver.lr": rate}

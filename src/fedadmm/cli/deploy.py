@@ -13,7 +13,7 @@ from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
 
 if TYPE_CHECKING:
-    from fedadmm.flower.deploy.run import SiteComparison
+    from fedadmm.flower.deploy.local_federation import SiteComparison
 
 commands = typer.Typer(
     no_args_is_help=True, help="Real federations on Flower, here or over a network."
@@ -64,7 +64,7 @@ def local(
     """
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
-    from fedadmm.flower.deploy.run import run_locally, stored_deployment
+    from fedadmm.flower.deploy.local_federation import run_locally, stored_deployment
     from fedadmm.study.formatting import Table, number
 
     stored = None
@@ -136,7 +136,7 @@ def local(
 def _compared(resolved: Any, folder: Path) -> SiteComparison | None:
     """Compare the models at each site, for a demonstration that has all files here."""
     from fedadmm.flower.configured import sites
-    from fedadmm.flower.deploy.run import compare
+    from fedadmm.flower.deploy.local_federation import compare
 
     return None if sites(resolved) is None else compare(resolved, folder)
 
@@ -368,7 +368,7 @@ def _written(files: dict[str, Any], text: str, as_json: bool) -> None:
 @commands.command(epilog="Example: fedadmm deploy status runs/hospitals-fedadmm-deployed")
 def status(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Show the processes of a deployment, the progress of the training, and each site."""
-    from fedadmm.flower.deploy.run import look
+    from fedadmm.flower.deploy.local_federation import look
 
     found = look(folder)
     if as_json:
@@ -454,7 +454,7 @@ def ledger(state: _State, as_json: options.AsJson = False) -> None:
 @commands.command(epilog="Example: fedadmm deploy stop runs/hospitals-fedadmm-deployed")
 def stop(folder: _Folder, as_json: options.AsJson = False) -> None:
     """Stop the processes that a local deployment left running; its run can be resumed."""
-    from fedadmm.flower.deploy.run import take_down
+    from fedadmm.flower.deploy.local_federation import take_down
 
     ended = take_down(folder)
     if as_json:

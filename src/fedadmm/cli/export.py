@@ -93,7 +93,7 @@ def predict(
 ) -> None:
     """Predict the target of new rows: its label with probabilities, or its number."""
     from fedadmm.cli.display import print_json
-    from fedadmm.core import files
+    from fedadmm.core import atomic_files
     from fedadmm.study.formatting import csv_text
     from fedadmm.study.predict import Predictor
 
@@ -108,5 +108,5 @@ def predict(
     elif out is None:
         typer.echo(csv_text(heads, lines), nl=False)
     else:
-        files.write(out, csv_text(heads, lines).encode())
+        atomic_files.write(out, csv_text(heads, lines).encode())
         typer.echo(f"{len(lines)} rows  {out}")

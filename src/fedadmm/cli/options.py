@@ -161,14 +161,14 @@ def seed_list(text: str | None) -> list[int] | None:
 
 def output_folder(out: Path | None, base: str, resume: bool) -> Path:
     """The folder to write: the given one, else a new one under runs/, or the last to go on with."""
-    from fedadmm.core import files
+    from fedadmm.core import atomic_files
 
     if out is not None:
         return out
     taken = 0
     while _numbered(base, taken + 1).exists():
         taken += 1
-    while taken and files.is_abandoned(_numbered(base, taken)):  # by a run that was refused
+    while taken and atomic_files.is_abandoned(_numbered(base, taken)):  # by a run that was refused
         taken -= 1
     if resume and taken == 0:
         raise typer.BadParameter(

@@ -62,7 +62,7 @@ def sweep(
     steps = [sweep.axis(text, "--list") for text in lists or ()]
     numbers = options.seed_list(seeds)
     if numbers is not None:
-        axes.append(sweep.Axis("seed", numbers))
+        axes.append(sweep.SweptKey("seed", numbers))
     if not axes and not steps:
         raise typer.BadParameter(
             "--grid is missing, as in --grid algorithm.rho=0.1,1; --list or --seeds will do, too"

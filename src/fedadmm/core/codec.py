@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.core.errors import StateError
 
 Tree = TypeVar("Tree")
@@ -210,13 +210,13 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 def write(path: Path, packed: Packed, *, durable: bool = True) -> None:
     """Write a packed tree atomically."""
-    files.write(path, encode(packed), durable=durable)
+    atomic_files.write(path, encode(packed), durable=durable)
 
 
 def read(path: Path, sha256: str | None = None) -> Packed:
     """Read a packed tree, and check its digest if one is given."""
     try:
-        packed = decode(files.read(path))
+        packed = decode(atomic_files.read(path))
     except FormatError as error:
         raise StateError(f"cannot read {path}: {error}") from error
     if sha256 is not None and packed.sha256() != sha256:
@@ -237,7 +237,7 @@ def write_checksummed(
 
 def read_checksummed(path: Path, *vouched: str) -> Packed | None:
     """Return what was written, None without a file; raise a DamageError if it was changed."""
-    data = files.read_if_there(path)
+    data = atomic_files.read_if_there(path)
     if data is None:
         return None
     try:
@@ -260,12 +260,12 @@ def metadata(data: bytes) -> dict[str, Any]:
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document with its digest to a JSON file atomically."""
     text = json.dumps({**document, _SHA256: _json_sha256(document)}, indent=1)
-    files.write(path, text.encode())
+    atomic_files.write(path, text.encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a document and check its digest."""
-    data = files.read(path)
+    data = atomic_files.read(path)
     try:
         document = json.loads(data)
         claimed = document.pop(_SHA256)

@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
+from fedadmm.core.atomic_files import replacing
 from fedadmm.core.errors import DataError, ParameterError
-from fedadmm.core.files import replacing
-from fedadmm.data.files import read_chunks
+from fedadmm.data.checked_files import read_chunks
 
 _CHUNK = 1 << 16
 _TIMEOUT = (10, 30)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedadmm.core.atomic_files import make_directory, replacing
 from fedadmm.core.errors import DataError
-from fedadmm.core.files import make_directory, replacing
 from fedadmm.core.problem import Problem
 from fedadmm.data.dataset import FederatedData
 

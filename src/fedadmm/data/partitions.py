@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedadmm.core.atomic_files import make_directory, replacing
 from fedadmm.core.errors import DataError, ParameterError
-from fedadmm.core.files import make_directory, replacing
 from fedadmm.core.parts import Count, Natural, NotNegative, Positive, checked_arguments
 from fedadmm.core.rng import Key, derive, numpy_generator
 from fedadmm.core.validation import check
-from fedadmm.data.files import read_npz
+from fedadmm.data.checked_files import read_npz
 
 Indices = NDArray[np.int64]
 

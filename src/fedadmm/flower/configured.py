@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.core.capabilities import fit_penalties
 from fedadmm.core.config_tree import from_config
 from fedadmm.core.contracts import AnyAlgorithm
@@ -27,7 +27,7 @@ from fedadmm.core.regularizers import Zero
 from fedadmm.data import models
 from fedadmm.data.loaders.tabular import AUTO, table_files
 from fedadmm.data.problems import NamedProblem, Sites
-from fedadmm.data.problems.federation import federate
+from fedadmm.data.problems.named_problem import federate
 from fedadmm.data.problems.recorded import TableOptions
 from fedadmm.flower.federation import (
     SITES_FILE,
@@ -132,7 +132,7 @@ def _recording(inner: ServerApp, config: Experiment, preparation: TablePreparati
 
     def main(grid: Grid, context: Context) -> None:
         folder = run_folder(context)
-        files.make_directory(folder)
+        atomic_files.make_directory(folder)
         if not RunDir(folder).holds_run:
             run = RunDir(folder)
             run.begin(config.tree, summarise(config, run.columns()), preparation.partition())

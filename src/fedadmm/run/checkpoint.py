@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.core import codec, files
+from fedadmm.core import atomic_files, codec
 from fedadmm.core.codec import Packed
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.core.validation import Natural, check
@@ -92,11 +92,12 @@ class Checkpoints:
 
         Without `resume`, checkpoints of an earlier run are removed.
         """
-        files.make_own_directory(self.directory)
-        files.remove_leftovers(self.directory)
-        probe = self.directory / f"probe.{os.getpid()}{files.TEMPORARY}"
-        files.write(probe, b"", durable=False)  # before round 0: whether anything can be written
-        files.remove(probe)
+        atomic_files.make_own_directory(self.directory)
+        atomic_files.remove_leftovers(self.directory)
+        probe = self.directory / f"probe.{os.getpid()}{atomic_files.TEMPORARY}"
+        # Before round 0, so that a folder that cannot be written ends the run at once.
+        atomic_files.write(probe, b"", durable=False)
+        atomic_files.remove(probe)
         if self._rounds() != self._seen:  # another run has been here since they were looked at
             self._kept = None
         if not resume:
@@ -150,7 +151,7 @@ class Checkpoints:
                 checkpoint.values,
                 _plain(fingerprint),
             )
-            files.sync(self.directory)
+            atomic_files.sync(self.directory)
             codec.write_json(self.directory / manifest_name(manifest.round), manifest._asdict())
         except StateError:
             self._sweep()
@@ -170,7 +171,7 @@ class Checkpoints:
         path = self.directory / f"round-{number:08d}.{name}.safetensors"
         # Its name need not be durable before the manifest's: the folder is synchronised once.
         codec.write(path, packed, durable=False)
-        files.sync(path)
+        atomic_files.sync(path)
         return {"file": path.name, "sha256": packed.sha256()}
 
     def _good(self) -> list[Manifest]:
@@ -195,13 +196,11 @@ class Checkpoints:
         return self._kept
 
     def _rounds(self) -> list[int]:
-        files.reject_link(self.directory)
-        if not files.exists(self.directory):
+        atomic_files.reject_link(self.directory)
+        if not atomic_files.exists(self.directory):
             return []
-        found = [
-            match for name in files.names(self.directory) if (match := OWN_NAME.fullmatch(name))
-        ]
-        return sorted((int(match[1]) for match in found if match[2] == "json"), reverse=True)
+        found = map(OWN_NAME.fullmatch, atomic_files.names(self.directory))
+        return sorted((int(one[1]) for one in found if one and one[2] == "json"), reverse=True)
 
     def _verified(self, number: int, checked: set[str]) -> Manifest:
         path = self.directory / manifest_name(number)
@@ -240,10 +239,10 @@ class Checkpoints:
     def _sweep(self) -> None:
         """Remove the files that no kept checkpoint references, manifests first."""
         named: set[str] = set().union(*(manifest.names() for manifest in self._kept or []))
-        ours = (name for name in files.names(self.directory) if OWN_NAME.fullmatch(name))
+        ours = (name for name in atomic_files.names(self.directory) if OWN_NAME.fullmatch(name))
         for name in sorted(ours, key=lambda name: not name.endswith(".json")):
             if name not in named:
-                files.remove(self.directory / name)
+                atomic_files.remove(self.directory / name)
 
 
 def _place(kind: str, directory: str | None) -> str:

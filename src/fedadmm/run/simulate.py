@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.atomic_files import locked
 from fedadmm.core.capabilities import fit_penalties, prox_step
 from fedadmm.core.compatibility import incompatibilities
 from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.errors import CompatibilityError, ConfigError, ParameterError
-from fedadmm.core.files import locked
 from fedadmm.core.local_work import LocalSolver
 from fedadmm.core.messages import ClientStateStore
 from fedadmm.core.parts import Part

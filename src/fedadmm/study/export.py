@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.core.config_tree import flattened
 from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.core.objectives.model import ModelObjective
@@ -60,9 +60,9 @@ def export(directory: Path, kind: str, out: Path | None = None) -> tuple[Path, i
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if kind == "csv":
         values = [[row.get(key) for key in columns] for row in rows]
-        files.write(path, csv_text(columns, values).encode())
+        atomic_files.write(path, csv_text(columns, values).encode())
     else:
-        files.write(path, "".join(json.dumps(plain(row)) + "\n" for row in rows).encode())
+        atomic_files.write(path, "".join(json.dumps(plain(row)) + "\n" for row in rows).encode())
     return path, len(rows)
 
 
@@ -175,7 +175,7 @@ def export_model(
         latest = Checkpoints(RunDir(directory).checkpoint).latest_round()
         about = {"client": client, "round": latest}
     data, more = encode(restored)
-    files.write(path, data)
+    atomic_files.write(path, data)
     if kind == "state-dict":  # a state dict has no place for it
         write_json(path.with_suffix(".json"), restored.about)
     return Exported(path, about | more)
@@ -191,7 +191,7 @@ def _of_own_app(directory: Path, kind: str, path: Path, last: bool, client: int 
         )
     tensors, content = load_file(directory / STATE_DICT), io.BytesIO()
     torch.save(tensors, content)
-    files.write(path, content.getvalue() if kind == "state-dict" else save(tensors))
+    atomic_files.write(path, content.getvalue() if kind == "state-dict" else save(tensors))
     return Exported(path, {"model": "of the last checkpoint"})
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.study import run_history
 from fedadmm.study.run_dir import write_text
 
@@ -99,7 +99,7 @@ class Table(NamedTuple):
 
 def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
     """Write each table as NAME.md, NAME.tex and NAME.csv to `folder`/tables."""
-    files.make_directory(folder / FOLDER)
+    atomic_files.make_directory(folder / FOLDER)
     for name, table in tables.items():
         for ending, form in (("md", markdown), ("tex", latex), ("csv", as_csv)):
             write_text(folder / FOLDER / f"{name}.{ending}", form(table))

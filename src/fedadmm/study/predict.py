@@ -18,7 +18,7 @@ from fedadmm.data import models, preparation
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.loaders.tabular import read_columns
 from fedadmm.data.preparation import Column, OneHot, Standardised
-from fedadmm.data.problems.federation import model_factory
+from fedadmm.data.problems.named_problem import model_factory
 from fedadmm.study import config
 from fedadmm.study.run_dir import RunDir, runs_below
 

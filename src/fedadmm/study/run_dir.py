@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedadmm.core import codec, files, trees
+from fedadmm.core import atomic_files, codec, trees
 from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.core.outputs import Iterate
@@ -56,8 +56,8 @@ _BLOCK = 1 << 20
 def create(directory: Path) -> None:
     """Make a folder and be sure that it can be written."""
     try:
-        files.make_directory(directory)
-        files.reserve(directory / f"probe.{os.getpid()}{files.TEMPORARY}", _ROOM)
+        atomic_files.make_directory(directory)
+        atomic_files.reserve(directory / f"probe.{os.getpid()}{atomic_files.TEMPORARY}", _ROOM)
     except StateError as error:
         cause = error.__cause__
         reason = cause.strerror if isinstance(cause, OSError) else error
@@ -66,7 +66,7 @@ def create(directory: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a whole text, or leave the old one."""
-    files.write(path, text.encode())
+    atomic_files.write(path, text.encode())
 
 
 def write_toml(path: Path, tree: Mapping[str, Any]) -> None:
@@ -92,10 +92,10 @@ def plain(value: Any) -> Any:
 
 def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
     """Read one JSON document; `missing` is given for a file that is not there."""
-    if missing is not None and not files.exists(path):
+    if missing is not None and not atomic_files.exists(path):
         return missing
     try:
-        value = json.loads(files.read(path))
+        value = json.loads(atomic_files.read(path))
     except (StateError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not JSON ({error})") from None
     if not isinstance(value, dict):
@@ -166,7 +166,7 @@ class RunDir:
 
     def append(self, record: Mapping[str, Any], durable: bool = False) -> None:
         """Append one round; `durable` waits until a power cut cannot take it back."""
-        files.append(self.path / METRICS, _line(record).encode(), durable=durable)
+        atomic_files.append(self.path / METRICS, _line(record).encode(), durable=durable)
 
     def write_model(self, best: Best | None, last: Iterate) -> None:
         """Keep the best model, and the last one beside it where that is another."""
@@ -205,19 +205,20 @@ class RunDir:
     def documents(self) -> dict[str, bytes | None]:
         """The files that `begin` overwrites, as they are; None for a missing one."""
         return {
-            name: files.read_if_there(self.path / name) for name in (CONFIG, SUMMARY, PARTITION)
+            name: atomic_files.read_if_there(self.path / name)
+            for name in (CONFIG, SUMMARY, PARTITION)
         }
 
     def abandon(self, before: Mapping[str, bytes | None]) -> None:
         """Put back the documents of before, when a run was refused before its first round."""
         for name, content in before.items():
             if content is None:
-                files.remove(self.path / name)
+                atomic_files.remove(self.path / name)
             else:
-                files.write(self.path / name, content)
+                atomic_files.write(self.path / name, content)
         if not self.records():
-            files.remove(self.path / METRICS)
-            files.remove(self.path / MODEL)
+            atomic_files.remove(self.path / METRICS)
+            atomic_files.remove(self.path / MODEL)
 
     def write_report(self, page: str) -> Path:
         """Write the page and return its path."""
@@ -284,7 +285,7 @@ def _line(record: Mapping[str, Any]) -> str:
 def _records(path: Path) -> Iterator[Record]:
     """The records of a file, block by block; a last line that is not complete is left out."""
     begin, number, rest = 0, 1, b""
-    while block := files.read_if_there(path, begin, _BLOCK):
+    while block := atomic_files.read_if_there(path, begin, _BLOCK):
         *lines, rest = (rest + block).split(b"\n")
         yield from _checked(path, number, lines)
         begin, number = begin + len(block), number + len(lines)

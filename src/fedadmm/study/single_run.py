@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.core.config_tree import flattened, suggestion
 from fedadmm.core.errors import ConfigError, FedADMMError, StateError
 from fedadmm.core.outputs import Iterate
@@ -71,8 +71,8 @@ def run_recorded(
     if finished is not None:
         return finished
     create(directory)
-    with files.locked(directory, _PATIENCE):
-        files.remove_leftovers(directory)
+    with atomic_files.locked(directory, _PATIENCE):
+        atomic_files.remove_leftovers(directory)
         finished = _finished(chosen, folder, resume)  # by the process that was waited for
         if finished is not None:
             return finished

@@ -31,14 +31,14 @@ from fedadmm.study.study_result import StudyResult, runs_table, write_results
 MOST_CELLS = 10_000
 
 
-class Axis(NamedTuple):
+class SweptKey(NamedTuple):
     """A key and the values it takes."""
 
     key: str
     values: Sequence[Any]
 
 
-def axis(text: str, option: str) -> Axis:
+def axis(text: str, option: str) -> SweptKey:
     """The axis of `key=a,b,c`; the values are TOML, or else strings."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
@@ -49,11 +49,14 @@ def axis(text: str, option: str) -> Axis:
         parsed = [config.plain_value(value.strip()) for value in values.split(",")]
     if len(parsed) == 1 and isinstance(parsed[0], list):
         parsed = parsed[0]
-    return Axis(key.strip(), parsed)
+    return SweptKey(key.strip(), parsed)
 
 
 def plan(
-    tree: Tree, grid: Sequence[Axis], lists: Sequence[Axis], settings: Sequence[Override] = ()
+    tree: Tree,
+    grid: Sequence[SweptKey],
+    lists: Sequence[SweptKey],
+    settings: Sequence[Override] = (),
 ) -> Study:
     """Every cell's complete configuration; all are checked before any is run.
 

@@ -86,7 +86,7 @@ class Adam(RatedSolver):
         return _AdamStepper(loss, self.rate(loss, context), self, context.memory)
 
 
-class _Vectors(NamedTuple):
+class _AdamVectors(NamedTuple):
     """What a step reads and writes; vectors are (D,) or (K, D), numbers may be (K, 1)."""
 
     params: Tensor
@@ -116,7 +116,7 @@ class _AdamStepper(GradientStepper):
             memory = (like, like, params.new_zeros(*start.shape[:-1], 1))
         m, v, made = (one.clone() for one in memory)
         centre, weight = (None, 0.0) if loss.target is None else (problem.centre, loss.weight)
-        self._vectors = _Vectors(params, m, v, made, lr, weight, problem.linear, centre)
+        self._vectors = _AdamVectors(params, m, v, made, lr, weight, problem.linear, centre)
 
     @property
     def params(self) -> Tensor:

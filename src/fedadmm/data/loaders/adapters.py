@@ -129,7 +129,7 @@ def _column(view: Any, name: str) -> np.ndarray[Any, Any]:
         raise DataError(f"from_hugging_face: column {name!r} is ragged ({error})") from None
 
 
-class _Together:
+class _CombinedPartitions:
     """Concatenation of the partitions of a partitioner, with a column of partition ids."""
 
     NUMBER = "the number of the partition"
@@ -138,8 +138,8 @@ class _Together:
         self.partitions = partitions
         self.column_names = [*partitions[0].column_names, self.NUMBER]
 
-    def with_format(self, kind: str) -> _Together:
-        return _Together([one.with_format(kind) for one in self.partitions])
+    def with_format(self, kind: str) -> _CombinedPartitions:
+        return _CombinedPartitions([one.with_format(kind) for one in self.partitions])
 
     def __getitem__(self, name: str) -> list[Any]:
         if name == self.NUMBER:
@@ -167,5 +167,5 @@ def from_partitioner(
                 f"from_partitioner: got {type(partitioner).__name__}, which has no {needed}"
             )
     count = range(partitioner.num_partitions)
-    rows = _Together([partitioner.load_partition(i) for i in count])
+    rows = _CombinedPartitions([partitioner.load_partition(i) for i in count])
     return from_hugging_face(rows, inputs=inputs, target=target, client=rows.NUMBER, kind=kind)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from fedadmm.core.errors import DataError
 from fedadmm.core.parts import Fraction, checked_arguments
 from fedadmm.core.rng import derive, numpy_generator
+from fedadmm.data.checked_files import read_csv
 from fedadmm.data.dataset import Dataset, TrainTest
 from fedadmm.data.download import source
-from fedadmm.data.files import read_csv
 
 NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak")
 COLUMNS = (

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fedadmm.core.errors import DataError
 from fedadmm.core.parts import checked_arguments
+from fedadmm.data.checked_files import read_npz, read_text
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.download import source
-from fedadmm.data.files import read_npz, read_text
 
 Subset = Literal["all", "digits", "upper", "lower"]
 _LABELS = {"all": (0, 62), "digits": (0, 10), "upper": (10, 36), "lower": (36, 62)}

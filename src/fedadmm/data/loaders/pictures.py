@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from fedadmm.core.errors import DataError
 from fedadmm.core.rng import derive, numpy_generator
-from fedadmm.data.dataset import Dataset, Normalise, TrainTest
-from fedadmm.data.download import SHIPPED, source
-from fedadmm.data.files import (
+from fedadmm.data.checked_files import (
     check_promise,
     open_plain_or_gz,
     read_bytes,
@@ -28,6 +26,8 @@ from fedadmm.data.files import (
     read_npz,
     refuse_more,
 )
+from fedadmm.data.dataset import Dataset, Normalise, TrainTest
+from fedadmm.data.download import SHIPPED, source
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _WRITER_COLUMN = 2

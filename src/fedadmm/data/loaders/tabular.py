@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from fedadmm.core.errors import DataError
 from fedadmm.core.parts import checked_arguments
 from fedadmm.data import preparation
+from fedadmm.data.checked_files import read_csv, read_npz
 from fedadmm.data.dataset import Dataset, TrainTest, hold_out
-from fedadmm.data.files import read_csv, read_npz
 
 Kind = Literal["classes", "numbers"]
 AUTO = "auto"

@@ -10,7 +10,7 @@ from fedadmm.core.parts import FAMILIES
 from fedadmm.core.problem import Problem
 from fedadmm.data.download import SOURCES
 from fedadmm.data.problems import generated as generated, recorded as recorded, theory as theory
-from fedadmm.data.problems.federation import (
+from fedadmm.data.problems.named_problem import (
     NamedProblem as NamedProblem,
     Sites as Sites,
     SplitOptions as SplitOptions,

@@ -22,7 +22,7 @@ from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, numpy_generator
 from fedadmm.data import models
 from fedadmm.data.dataset import Dataset, Samples, TrainTest
-from fedadmm.data.problems.federation import (
+from fedadmm.data.problems.named_problem import (
     DatasetProblem,
     HeldOut,
     NamedProblem,

@@ -30,7 +30,7 @@ from fedadmm.data.loaders.pictures import (
     mnist_writers,
 )
 from fedadmm.data.loaders.tabular import AUTO, prepared_table, tabular
-from fedadmm.data.problems.federation import DatasetProblem, Sites, federate
+from fedadmm.data.problems.named_problem import DatasetProblem, Sites, federate
 
 
 @part("problem", "digits")

@@ -31,7 +31,7 @@ from fedadmm.core.parts import Count, Natural, NotNegative, Positive, checked, p
 from fedadmm.core.problem import Facts, LazyClients, Problem
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.rng import derive, generator
-from fedadmm.data.problems.federation import NamedProblem
+from fedadmm.data.problems.named_problem import NamedProblem
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import psutil
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.core.errors import EngineError
 
 PROCESSES = "processes.json"
@@ -207,7 +207,7 @@ def record(folder: Path, groups: Sequence[Group]) -> None:
     """Write which groups belong to a deployment."""
     path = folder / PROCESSES
     document = json.dumps([group.recorded()._asdict() for group in groups], indent=1)
-    files.write(path, document.encode())
+    atomic_files.write(path, document.encode())
 
 
 def recorded(folder: Path) -> list[tuple[Recorded, bool]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fedadmm.core import codec, files, trees
+from fedadmm.core import atomic_files, codec, trees
 from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.codec import DamageError, Packed
 from fedadmm.core.errors import ConfigError, StateError
@@ -54,7 +54,7 @@ from fedadmm.flower.secure_aggregation.masked_messages import (
     write_share,
 )
 from fedadmm.flower.site.policy import SitePolicy
-from fedadmm.flower.site.state import SiteState
+from fedadmm.flower.site.site_state import SiteState
 from fedadmm.run.client import (
     ClientRound,
     Job,
@@ -126,7 +126,7 @@ def _beside_state(node: Mapping[str, Any], name: str) -> Path:
 
 
 def _text(path: Path) -> str:
-    data = files.read_if_there(path)
+    data = atomic_files.read_if_there(path)
     if data is None:
         raise ConfigError(
             f"{path} is not there, but only masked sums may leave this site; `fedadmm deploy init` "
@@ -218,12 +218,12 @@ class PendingUploads:
 
     def discard(self) -> None:
         """Remove the stored upload and its key after the server has acknowledged it."""
-        if files.exists(self._held):
-            files.remove(self._held)
+        if atomic_files.exists(self._held):
+            atomic_files.remove(self._held)
 
     def released(self) -> list[ReleasedUpload]:
         """Return the sets for which the uploads of this run were released, oldest first."""
-        if not files.exists(self._sets):
+        if not atomic_files.exists(self._sets):
             return []
         try:
             found = codec.read_json(self._sets)["released"]

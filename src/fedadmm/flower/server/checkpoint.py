@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedadmm.core import codec, files, trees
+from fedadmm.core import atomic_files, codec, trees
 from fedadmm.core.codec import DamageError, Packed, pack, params_sha256, unpack
 from fedadmm.core.errors import ANOTHER_VERSION, StateError
 from fedadmm.flower.federation import Federation
@@ -98,8 +98,8 @@ class ServerState:
     def __init__(
         self, folder: Path, keep_contributions: bool, fingerprint: Mapping[str, str]
     ) -> None:
-        files.make_private_directory(folder)
-        files.remove_leftovers(folder)
+        atomic_files.make_private_directory(folder)
+        atomic_files.remove_leftovers(folder)
         self._folder = folder
         self._keep = keep_contributions
         self._fingerprint = dict(fingerprint)
@@ -209,9 +209,9 @@ class ServerState:
 
     def _sweep(self, ledger: ServerLedger) -> None:
         needed = {self._path(client, entry).name for client, entry in ledger.entries.items()}
-        for name in files.names(self._folder):
+        for name in atomic_files.names(self._folder):
             if name.startswith(_CONTRIBUTION) and name not in needed:
-                files.remove(self._folder / name)
+                atomic_files.remove(self._folder / name)
 
     def _path(self, client: int, entry: LedgerEntry) -> Path:
         number = f"{client}-{entry.incarnation}-{entry.version}"
@@ -287,5 +287,5 @@ def _of_an_earlier_version(path: Path) -> StateError:
 def _had_no_digest(path: Path) -> bool:
     """Return whether a file has the format from before digests covered the whole file."""
     with suppress(StateError):
-        return _VALUES in codec.metadata(files.read(path))
+        return _VALUES in codec.metadata(atomic_files.read(path))
     return False

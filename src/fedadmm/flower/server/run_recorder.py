@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fedadmm
-from fedadmm.core import clock, files
+from fedadmm.core import atomic_files, clock
 from fedadmm.core.codec import params_sha256
 from fedadmm.core.errors import DataError
 from fedadmm.core.outputs import Iterate
@@ -29,7 +29,7 @@ EVENTS, WAITING = "events.jsonl", "waiting.json"
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Read the events so far; an incomplete last line is skipped."""
-    lines = (files.read_if_there(path / EVENTS) or b"").split(b"\n")[:-1]
+    lines = (atomic_files.read_if_there(path / EVENTS) or b"").split(b"\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError):
@@ -75,15 +75,15 @@ class RunRecorder:
 
     def _repair_events(self) -> None:
         """Remove a line that a crash left incomplete, before anything is appended."""
-        data = files.read_if_there(self.path / EVENTS) or b""
+        data = atomic_files.read_if_there(self.path / EVENTS) or b""
         lines = [line for line in data.splitlines(keepends=True) if _is_event(line)]
         if b"".join(lines) != data:
-            files.write(self.path / EVENTS, b"".join(lines))
+            atomic_files.write(self.path / EVENTS, b"".join(lines))
 
     def _note(self, events: Sequence[dict[str, Any]]) -> None:
         if events:
             lines = "".join(json.dumps(event) + "\n" for event in events)
-            files.append(self.path / EVENTS, lines.encode())
+            atomic_files.append(self.path / EVENTS, lines.encode())
 
     def finish(
         self, outcome: DeploymentResult, extra: dict[str, Any] | None = None

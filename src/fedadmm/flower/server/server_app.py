@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import torch
 from annotated_types import Ge, Le
 
-from fedadmm.core import clock, files
+from fedadmm.core import atomic_files, clock
 from fedadmm.core.errors import CompatibilityError, ConfigError, StateError
 from fedadmm.core.parts import name_of
 from fedadmm.core.validation import check
@@ -137,7 +137,7 @@ def serve(
                 f"callbacks has {name_of(type(one))!r}, which measures on the clients' states, but "
                 "a deployment keeps them at the sites; leave it out"
             )
-    files.make_directory(folder)
+    atomic_files.make_directory(folder)
     beside: dict[str, Mapping[str, Any]] = {}
     if federation.train_config:
         beside[wire.CONFIG] = federation.train_config
@@ -146,13 +146,13 @@ def serve(
     with Callbacks(chosen, _summary) as attached, torch.no_grad():
         with ExitStack() as held:
             try:
-                held.enter_context(files.locked(folder, _PREDECESSOR))
+                held.enter_context(atomic_files.locked(folder, _PREDECESSOR))
             except StateError as error:
                 raise StateError(
                     f"{error}; `flwr list` names the run that still trains, and `flwr stop` ends "
                     "it (Ctrl-C ends only the log of `flwr run --stream`)"
                 ) from None
-            files.remove_leftovers(folder)
+            atomic_files.remove_leftovers(folder)
             outcome = Service(federation, grid, folder, attached, beside).run()
         attached.ended(outcome.ending, outcome)
     return outcome

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedadmm.core import clock, codec, files, trees
+from fedadmm.core import atomic_files, clock, codec, trees
 from fedadmm.core.capabilities import AbsentClientAlignment, ClientRemoval
 from fedadmm.core.codec import DamageError
 from fedadmm.core.errors import EngineError, ParameterError, StateError
@@ -204,7 +204,7 @@ class Service:
     def _say_waiting(self, index: int, clients: Sequence[int]) -> None:
         """Report missing clients in the log, and in a file for `deploy status`."""
         if not clients:
-            files.remove(self._folder / WAITING)
+            atomic_files.remove(self._folder / WAITING)
             return
         named = ", ".join(map(str, clients))
         _logger.warning("round %d: waiting for client %s", index + 1, named)
@@ -386,7 +386,7 @@ class Service:
         if chosen.buffers is not None:
             self._flat.load_buffers(chosen.buffers)
         named = save(separate(self._flat.module.state_dict()), {"format": "pt"})
-        files.write(self._folder / STATE_DICT, named)
+        atomic_files.write(self._folder / STATE_DICT, named)
 
     def _virtual(self, state: RunState) -> Tensor | None:
         """Return the virtual step of this round, for a method that aligns absent clients."""

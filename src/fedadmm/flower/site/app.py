@@ -56,7 +56,7 @@ from fedadmm.flower.secure_aggregation.pending_uploads import (
 )
 from fedadmm.flower.site.gate import Gate, errors_stay, folders_stay
 from fedadmm.flower.site.policy import POLICY, DeclinedError, SitePolicy
-from fedadmm.flower.site.state import OverBudgetError, SiteState, Steps
+from fedadmm.flower.site.site_state import OverBudgetError, SiteState, Steps
 from fedadmm.run.client import (
     ClientRound,
     Job,

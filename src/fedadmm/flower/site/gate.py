@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedadmm.core import clock, files
+from fedadmm.core import atomic_files, clock
 from fedadmm.core.aggregation import MaskedSum
 from fedadmm.core.errors import CompatibilityError, ConfigError, EngineError, StateError
 from fedadmm.core.objectives import Objective
@@ -26,7 +26,7 @@ from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ReplyKind, Task, reply_to
 from fedadmm.flower.site.policy import POLICY, DeclinedError, SitePolicy, read_policy
-from fedadmm.flower.site.state import FOLDER, OverBudgetError, SiteAccount
+from fedadmm.flower.site.site_state import FOLDER, OverBudgetError, SiteAccount
 
 if TYPE_CHECKING:
     from flwr.app import Context, RecordDict
@@ -288,14 +288,14 @@ class Gate:
     def _check_approved(self, run: str, terms: Terms) -> None:
         if not _RUN.fullmatch(run):
             raise StateError(f"the run is called {run[:80]!r}, which is no name of a run")
-        files.make_private_directory(self._folder)
+        atomic_files.make_private_directory(self._folder)
         wanted = terms.written()
-        found = files.read_if_there(self._folder / _APPROVED.format(run))
+        found = atomic_files.read_if_there(self._folder / _APPROVED.format(run))
         if found == wanted:
             return
         asked = self._folder / _ASKED.format(run)
-        if files.read_if_there(asked) != wanted:
-            files.write(asked, wanted)
+        if atomic_files.read_if_there(asked) != wanted:
+            atomic_files.write(asked, wanted)
         changed = "" if found is None else " with other terms than those that were approved"
         raise DeclinedError(
             f"approval is true in this site's {POLICY}, but run {run} waits for it{changed}; "
@@ -305,9 +305,10 @@ class Gate:
     def _some_run_is_approved(self) -> bool:
         """Return whether a run with these terms is approved; an evaluation names no run."""
         wanted = Terms.of(self._federation).written()
-        files.make_private_directory(self._folder)
-        names = (n for n in files.names(self._folder) if n.startswith(_APPROVED.partition("{")[0]))
-        return any(files.read_if_there(self._folder / name) == wanted for name in names)
+        atomic_files.make_private_directory(self._folder)
+        begin = _APPROVED.partition("{")[0]
+        names = (n for n in atomic_files.names(self._folder) if n.startswith(begin))
+        return any(atomic_files.read_if_there(self._folder / name) == wanted for name in names)
 
     def _note(self, run: str, sequence: int, kind: str, size: int) -> None:
         """Record what leaves, before it does; a declined task reveals nothing of the samples."""
@@ -326,7 +327,7 @@ class Gate:
                 line |= {"epsilon": self.account.epsilon(delta), "delta": delta}
             # The break comes first: a line that a power cut tore does not spoil the next.
             data = b"\n" + json.dumps(line).encode()
-            files.append(self._folder / LEFT, data, durable=True)
+            atomic_files.append(self._folder / LEFT, data, durable=True)
 
 
 def node_policy(
@@ -345,9 +346,9 @@ def node_policy(
     path = None if base is None else base / POLICY
     if named is not None:
         path = Path(str(named))
-        if not files.exists(path):
+        if not atomic_files.exists(path):
             raise ConfigError(f"node-config: policy is {str(named)!r}, but there is no such file")
-    found = path is not None and files.exists(path)
+    found = path is not None and atomic_files.exists(path)
     policy = read_policy(path) if path is not None and found else app or SitePolicy()
     return policy.configured(node)
 
@@ -370,11 +371,11 @@ def waiting(base: Path) -> dict[str, dict[str, Any]]:
     """Return the runs that wait for approval at a site, with their terms."""
     found = {}
     for folder in _folders(base):
-        for name in files.names(folder):
+        for name in atomic_files.names(folder):
             match = re.fullmatch(r"asked-(.+)\.json", name)
             if match:
-                data = files.read(folder / name)
-                if files.read_if_there(folder / _APPROVED.format(match[1])) != data:
+                data = atomic_files.read(folder / name)
+                if atomic_files.read_if_there(folder / _APPROVED.format(match[1])) != data:
                     found[match[1]] = _object(folder / name, data)
     return found
 
@@ -388,16 +389,16 @@ def approve(base: Path, run: str) -> dict[str, Any]:
             f"RUN is {run!r}, which does not wait for approval here; there are: {listed}"
         )
     for folder in _folders(base):
-        data = files.read_if_there(folder / _ASKED.format(run))
+        data = atomic_files.read_if_there(folder / _ASKED.format(run))
         if data is not None:
-            files.write(folder / _APPROVED.format(run), data)
+            atomic_files.write(folder / _APPROVED.format(run), data)
     return found[run]
 
 
 def left(base: Path) -> Iterator[dict[str, Any]]:
     """Yield what has left a site, oldest first, without a line that a power cut tore."""
     for folder in _folders(base):
-        lines = (files.read_if_there(folder / LEFT) or b"").split(b"\n")
+        lines = (atomic_files.read_if_there(folder / LEFT) or b"").split(b"\n")
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
@@ -411,7 +412,7 @@ def left(base: Path) -> Iterator[dict[str, Any]]:
 
 
 def _folders(base: Path) -> list[Path]:
-    found = [base / name for name in files.names(base) if re.fullmatch(r"ledger_\d+", name)]
+    found = [base / name for name in atomic_files.names(base) if re.fullmatch(r"ledger_\d+", name)]
     if not found:
         raise ConfigError(f"STATE is '{base}', but must be the state-dir of a site that was asked")
     return found

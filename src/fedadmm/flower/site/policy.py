@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.core.config_tree import from_config
 from fedadmm.core.errors import ConfigError, ParameterError, StateError
 from fedadmm.core.parts import Count, Natural, Positive, checked
@@ -172,7 +172,7 @@ def _declined(field: str, value: object, found: str) -> DeclinedError:
 
 def read_policy(path: Path) -> SitePolicy:
     """Read a site.toml; a ConfigError names the wrong key."""
-    return _parsed(files.read(path).decode("utf-8", errors="replace"), str(path))
+    return _parsed(atomic_files.read(path).decode("utf-8", errors="replace"), str(path))
 
 
 @lru_cache(maxsize=64)

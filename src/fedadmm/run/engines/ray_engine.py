@@ -90,7 +90,7 @@ class Ray(EngineChoice):
         return RayEngine(self, job, store)
 
 
-class Task(NamedTuple):
+class ClientTask(NamedTuple):
     """A client of a batch."""
 
     client: int
@@ -112,7 +112,7 @@ class Home(NamedTuple):
     """Import paths of the driver, in which a user's own modules may be."""
 
 
-class Reply(NamedTuple):
+class CohortSum(NamedTuple):
     """Sum over some clients, and the locations of their committed records."""
 
     partial: PartialSum
@@ -203,8 +203,8 @@ class ClientActor:
         return True
 
     def run(
-        self, tasks: Sequence[Task], download: Download, round_index: int, segment: int
-    ) -> Reply:
+        self, tasks: Sequence[ClientTask], download: Download, round_index: int, segment: int
+    ) -> CohortSum:
         """Run some clients and return the sum of their updates."""
         import ray
 
@@ -228,7 +228,8 @@ class ClientActor:
         weight = sum(task.share for task in tasks)
         finite = [info.client for info in infos if info.finite]
         places = {client: self._store.current[client] for client in finite}
-        return Reply(PartialSum(total, weight, sum(sent), infos), cast(dict[int, Place], places))
+        partial = PartialSum(total, weight, sum(sent), infos)
+        return CohortSum(partial, cast(dict[int, Place], places))
 
     def _run(self, client: int, download: Download, round_index: int) -> tuple[Upload, ClientInfo]:
         try:
@@ -311,7 +312,7 @@ class RayEngine(Engine):
         for batch, (segment, answer) in zip(batches, running, strict=True):
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    reply: Reply = self._answer(answer, batch.actor)
+                    reply: CohortSum = self._answer(answer, batch.actor)
                     break
                 except self._ray.exceptions.RayActorError as error:
                     if attempt == ATTEMPTS:
@@ -350,7 +351,7 @@ class RayEngine(Engine):
         actor, segment = batch.actor, self._store.new_segment()
         new = [client for client in batch.clients if self._travels and client not in actor.has]
         tasks = [
-            Task(
+            ClientTask(
                 client,
                 self._store.place(client),
                 self._job.problem.weight(client),

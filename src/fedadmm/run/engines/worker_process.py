@@ -127,7 +127,7 @@ class Begins(NamedTuple):
     shared: Any
 
 
-class Task(NamedTuple):
+class WorkItem(NamedTuple):
     """Message: the inputs of a task are in its slot."""
 
     number: int
@@ -163,7 +163,7 @@ def work(job: Job, memory: Memory, connection: Connection, parent: int) -> None:
                 if os.getppid() != parent:
                     return
             try:
-                command: Begins | Task | None = connection.recv()
+                command: Begins | WorkItem | None = connection.recv()
             except EOFError:
                 return
             if command is None:

@@ -43,7 +43,7 @@ from fedadmm.run.engines.worker_process import (
     Memory,
     Piece,
     SharedMemory,
-    Task,
+    WorkItem,
     region_bytes,
     start_method,
     work,
@@ -102,7 +102,7 @@ def usable_cores() -> int:
 
 
 class Training(NamedTuple):
-    """Task that runs a client's round."""
+    """WorkItem that runs a client's round."""
 
     round_index: int
 
@@ -215,12 +215,12 @@ class _Worker:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         theirs.close()
-        self.held: deque[Task] = deque()
+        self.held: deque[WorkItem] = deque()
         self.since = time.monotonic()
         if begins is not None:
             self.connection.send(begins)
 
-    def give(self, task: Task) -> None:
+    def give(self, task: WorkItem) -> None:
         if not self.held:
             self.since = time.monotonic()
         self.held.append(task)
@@ -353,7 +353,7 @@ class Pool:
             if chosen is None:
                 return
             number, slot = queue.numbers[chosen], queue.slot_of(chosen)
-            task = Task(number, slot, self.memory.inputs.write(slot, given(number)))
+            task = WorkItem(number, slot, self.memory.inputs.write(slot, given(number)))
             with contextlib.suppress(OSError):  # it died; `_wait` finds out whose fault that was
                 worker.give(task)
 
@@ -404,7 +404,7 @@ class Pool:
         for task in dead.held:
             self._workers[index].give(task)
 
-    def _give_up(self, task: Task, why: str) -> NoReturn:
+    def _give_up(self, task: WorkItem, why: str) -> NoReturn:
         assert self._begins is not None
         raise EngineError(f"{self._begins.piece.named(task.number)}: {why}")
 

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedadmm.core import files, trees
+from fedadmm.core import atomic_files, trees
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import ClientRecord
 from fedadmm.core.validation import Natural, check
@@ -78,7 +78,7 @@ class DiskStore(SnapshotStore):
         self._cache_bytes = cache_bytes
         self._prefetching: threading.Thread | None = None
         self._layout: Layout | None = None
-        files.make_own_directory(self.directory)
+        atomic_files.make_own_directory(self.directory)
         found, sizes = {}, Counter[int]()
         for number in segments.existing(self.directory):
             for client, place in segments.scan(self.directory, number):
@@ -203,7 +203,7 @@ class DiskStore(SnapshotStore):
         self._close()
         if written:
             for path in [*(segments.path_of(self.directory, n) for n in written), self.directory]:
-                files.sync(path)
+                atomic_files.sync(path)
         for begin in range(0, len(clients), PART_CLIENTS):
             some = clients[begin : begin + PART_CLIENTS]
             yield segments.pack({client: self._current[client] for client in some})
@@ -270,7 +270,7 @@ class DiskStore(SnapshotStore):
         if not self._needed[number]:
             del self._needed[number]
             self._sizes.pop(number, None)
-            files.remove(segments.path_of(self.directory, number))
+            atomic_files.remove(segments.path_of(self.directory, number))
 
     def _opened(self) -> int:
         """Return the segment for the next record."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedadmm.core import codec, files, trees
+from fedadmm.core import atomic_files, codec, trees
 from fedadmm.core.codec import FormatError, Packed
 from fedadmm.core.errors import StateError
 from fedadmm.core.messages import ClientRecord
@@ -124,28 +124,28 @@ def path_of(directory: Path, segment: int) -> Path:
 def append(directory: Path, segment: int, end: int, client: int, data: bytes) -> Place:
     """Write the bytes of a record at the end of a segment, which is known."""
     digest = hashlib.sha256(data).digest()
-    files.append(path_of(directory, segment), _FRAME.pack(len(data), client, digest) + data)
+    atomic_files.append(path_of(directory, segment), _FRAME.pack(len(data), client, digest) + data)
     return Place(segment, end + _FRAME.size, len(data), digest)
 
 
 def raw(directory: Path, place: Place) -> bytes:
     """The bytes of a record."""
-    return files.read(path_of(directory, place.segment), place.begin, place.size)
+    return atomic_files.read(path_of(directory, place.segment), place.begin, place.size)
 
 
 def existing(directory: Path) -> list[int]:
     """The segments in a folder, in order."""
-    found = (_NAME.fullmatch(name) for name in files.names(directory))
+    found = (_NAME.fullmatch(name) for name in atomic_files.names(directory))
     return sorted(int(match[1]) for match in found if match is not None)
 
 
 def scan(directory: Path, segment: int) -> Iterator[tuple[int, Place]]:
     """The client and the place of every record in a segment; a torn end is left out."""
     path, begin = path_of(directory, segment), 0
-    while len(head := files.read(path, begin, _FRAME.size)) == _FRAME.size:
+    while len(head := atomic_files.read(path, begin, _FRAME.size)) == _FRAME.size:
         size, client, digest = _FRAME.unpack(head)
         begin += _FRAME.size
-        if size == 0 or not files.read(path, begin + size - 1, 1):
+        if size == 0 or not atomic_files.read(path, begin + size - 1, 1):
             return
         yield client, Place(segment, begin, size, digest)
         begin += size

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedadmm.core import files
+from fedadmm.core import atomic_files
 from fedadmm.study.report.figures import (
     SHAPES,
     Axis,
@@ -117,7 +117,7 @@ def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
         dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
         undated = {} if dated is None else {dated: None}  # the same data give the same file
         figure.savefig(content, format=form, dpi=160, metadata=undated)
-        files.write(path, content.getvalue())
+        atomic_files.write(path, content.getvalue())
     return paths
 
 

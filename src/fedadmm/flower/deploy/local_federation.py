@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedadmm.core import codec, files, signals
+from fedadmm.core import atomic_files, codec, signals
 from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError, EngineError, StateError
 from fedadmm.core.problem import Problem
@@ -40,7 +40,7 @@ from fedadmm.flower.server.checkpoint import read_summary
 from fedadmm.flower.server.run_recorder import WAITING, read_events
 from fedadmm.flower.site import gate
 from fedadmm.flower.site.policy import POLICY, written
-from fedadmm.flower.site.state import SiteState
+from fedadmm.flower.site.site_state import SiteState
 from fedadmm.run.client import record_layout
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
@@ -100,7 +100,7 @@ def run_locally(
         refuse_another_run(out, config, deployment)
     create(out)
     out = out.resolve()
-    with files.locked(out / FOLDER, _PREDECESSOR):
+    with atomic_files.locked(out / FOLDER, _PREDECESSOR):
         if (out / FOLDER / PROCESSES).is_file():
             take_down(out)  # a second SuperLink must not share the database of the first
         return _run(config, out, deployment, watch, label, policy or {})

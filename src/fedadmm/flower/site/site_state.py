@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedadmm.core import clock, codec, files
+from fedadmm.core import atomic_files, clock, codec
 from fedadmm.core.codec import DamageError, Packed, pack, unpack
 from fedadmm.core.errors import ParameterError, StateError
 from fedadmm.core.messages import ClientRecord
@@ -54,16 +54,16 @@ class SiteState:
     """The state of one client in one run, in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
-        files.make_private_directory(folder.parent)
-        files.make_private_directory(folder)
+        atomic_files.make_private_directory(folder.parent)
+        atomic_files.make_private_directory(folder)
         self._folder = folder
         self._files: dict[str, _File] = {}
 
     @contextmanager
     def locked(self, timeout: float = 60.0) -> Iterator[None]:
         """Lock the folder: the process of an earlier start of the node may still run."""
-        with files.locked(self._folder, timeout):
-            files.remove_leftovers(self._folder)
+        with atomic_files.locked(self._folder, timeout):
+            atomic_files.remove_leftovers(self._folder)
             self._files = {}
             yield
 
@@ -73,15 +73,15 @@ class SiteState:
 
     def promote(self) -> None:
         """Make the state of the last upload the acknowledged one: the server has aggregated it."""
-        files.replace(self._folder / PENDING, self._folder / ACKED)
+        atomic_files.replace(self._folder / PENDING, self._folder / ACKED)
         self._files[ACKED] = self._files.pop(PENDING)
 
     def forget(self) -> None:
         """Remove all state: the server has started this client again."""
         for name in (PENDING, ACKED):
-            files.remove(self._folder / name)
+            atomic_files.remove(self._folder / name)
             self._files.pop(name, None)
-        files.sync(self._folder)
+        atomic_files.sync(self._folder)
 
     def acked(self, template: ClientRecord) -> ClientRecord | None:
         """Return the acknowledged state; None is the initial one."""
@@ -97,7 +97,7 @@ class SiteState:
             self._put_aside(PENDING)
             return None
         # The process that committed it may have died before its name was on the disk.
-        files.sync(self._folder)
+        atomic_files.sync(self._folder)
         return file.reply, file.body
 
     def commit(self, reply: Reply, body: bytes, record: ClientRecord) -> None:
@@ -126,7 +126,7 @@ class SiteState:
         return self._files.get(name)
 
     def _put_aside(self, name: str) -> None:
-        files.replace(self._folder / name, self._folder / (name + DAMAGED))
+        atomic_files.replace(self._folder / name, self._folder / (name + DAMAGED))
         self._files.pop(name, None)
 
 
@@ -182,9 +182,9 @@ class SiteAccount:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the account: two runs may use the same site at once."""
-        files.make_private_directory(self._folder)
-        with files.locked(self._folder, _WAIT):
-            files.remove_leftovers(self._folder)
+        atomic_files.make_private_directory(self._folder)
+        with atomic_files.locked(self._folder, _WAIT):
+            atomic_files.remove_leftovers(self._folder)
             yield
 
     def answered(self) -> int:
@@ -262,11 +262,11 @@ class SiteAccount:
 
     def _write(self, **values: Any) -> None:
         text = json.dumps(self._all() | values, indent=1)
-        files.write(self._folder / ACCOUNT, text.encode())
+        atomic_files.write(self._folder / ACCOUNT, text.encode())
 
     def _all(self) -> dict[str, Any]:
         path = self._folder / ACCOUNT
-        data = files.read_if_there(path)
+        data = atomic_files.read_if_there(path)
         try:
             found = {} if data is None else json.loads(data)
         except (ValueError, RecursionError):
