@@ -18,7 +18,7 @@ import fedadmm as fa
 from fedadmm.core.errors import EngineError
 from fedadmm.flower.deploy.keys import make_identities
 from fedadmm.flower.deploy.network import LocalNetwork
-from fedadmm.flower.deploy.processes import Group, recorded
+from fedadmm.flower.deploy.processes import recorded
 from fedadmm.study import run_dir as files
 
 APP = Path(__file__).with_name("bundle_app.py")
@@ -78,7 +78,7 @@ class Stage:
     def happened(self) -> list[str]:
         return sorted(path.name for path in self.plan.glob("*.happened"))
 
-    def run(self, **config: Any) -> Group:
+    def run(self, **config: Any) -> ProcessTree:
         given = {key.replace("_", "-"): value for key, value in config.items()}
         chosen = DEFAULTS | {"run-dir": str(self.folder / "server"), "clients": self.clients}
         return self.ground.run(self.app, chosen | given)

@@ -298,7 +298,7 @@ def test_status_and_stop_of_what_a_crash_left_running(tmp_path):
     below = "import subprocess; subprocess.run(['sleep', '301'], start_new_session=True)"
     sleeper = [sys.executable, "-c", below]
     environment = processes.environment(folder)
-    group = processes.Group("superlink", sleeper, tmp_path / "log", environment, tmp_path)
+    group = processes.ProcessTree("superlink", sleeper, tmp_path / "log", environment, tmp_path)
     processes.record(folder, [group])
     while not any("sleep" in line and "301" in line for line in command_lines()):
         time.sleep(0.05)
@@ -317,7 +317,7 @@ def test_status_and_stop_of_what_a_crash_left_running(tmp_path):
 def test_another_process_with_the_number_of_an_ended_one_is_left_alone(tmp_path):
     """Numbers are used again: whoever has one now, and began at another time, is somebody else."""
     environment = processes.environment(tmp_path)
-    group = processes.Group("x", ["sleep", "301"], tmp_path / "log", environment, tmp_path)
+    group = processes.ProcessTree("x", ["sleep", "301"], tmp_path / "log", environment, tmp_path)
     try:
         for later, same in ((0.0, True), (60.0, False), (-60.0, False)):
             known = group.recorded()
@@ -493,7 +493,7 @@ def test_a_resumed_deployment_first_ends_what_the_last_one_left_running(tmp_path
     """A second SuperLink on the same database would lose what the first one knows."""
     folder = tmp_path / "run"
     tree = begun(folder, monkeypatch, Deployment(5))
-    left = processes.Group(
+    left = processes.ProcessTree(
         "superlink", ["sleep", "600"], tmp_path / "log", dict(os.environ), tmp_path
     )
     processes.record(folder / "deployment", [left])
@@ -510,7 +510,7 @@ def test_a_deployment_that_is_still_watched_is_not_taken_over(tmp_path, monkeypa
     """Its processes belong to the command that runs."""
     folder = tmp_path / "run"
     tree = begun(folder, monkeypatch, Deployment(5))
-    left = processes.Group(
+    left = processes.ProcessTree(
         "superlink", ["sleep", "600"], tmp_path / "log", dict(os.environ), tmp_path
     )
     processes.record(folder / "deployment", [left])

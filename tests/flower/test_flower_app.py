@@ -18,7 +18,7 @@ import torch
 import fedadmm as fa
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.flower.deploy import network
-from fedadmm.flower.deploy.processes import Group, environment, free_ports, wait_for_port
+from fedadmm.flower.deploy.processes import ProcessTree, environment, free_ports, wait_for_port
 from fedadmm.study.run_dir import RunDir
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
@@ -36,7 +36,7 @@ def flwr_run(tmp_path):
     (home / "config.toml").write_text(network.connection("own", port, None))
     surroundings = environment(home, {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"})
     command = [*network.superlink(port, str(tmp_path / "link.db"), None), "--simulation"]
-    link = Group("superlink", command, tmp_path / "link.log", surroundings, home)
+    link = ProcessTree("superlink", command, tmp_path / "link.log", surroundings, home)
 
     def run(config):
         command = ["flwr", "run", str(APP), "own", "--stream", "--run-config", config]

@@ -16,7 +16,7 @@ from fedadmm.core import clock
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.secure_aggregation import pending_uploads as site_masking
 from fedadmm.flower.site import gate
-from fedadmm.flower.site.site_state import SiteAccount, SiteState, Steps
+from fedadmm.flower.site.site_state import NoisedStep, SiteAccount, SiteState
 from fedadmm.run.client import record_layout
 
 from .harness import DIMENSION, Clock, Crash, check_invariant, run_through
@@ -211,7 +211,7 @@ def test_answers_of_neighbouring_data_sets_look_alike_with_noise(noised, tmp_pat
     ]
     assert answers[0] == answers[1]
     server.sum({c: server.task(c, crafted(3e38), sequence=2) for c in range(4)})
-    assert SiteAccount(tmp_path / "site-0", 0).spent() == {Steps(4.0, 1): 1}
+    assert SiteAccount(tmp_path / "site-0", 0).spent() == {NoisedStep(4.0, 1): 1}
 
 
 def test_records_of_a_run_with_noise_do_not_invent_the_work(noised, tmp_path):

@@ -786,13 +786,13 @@ def test_noise_is_added_at_the_sites_and_counted_there(tmp_path, monkeypatch):
     # z times what a site of weight 1/4 can change, in shares of which two make up the whole
     assert [*spreads] == [pytest.approx(4.0 * 0.5 / 4 / 2**0.5)]
     from fedadmm.core.privacy import Accountant
-    from fedadmm.flower.site.site_state import SiteAccount, Steps
+    from fedadmm.flower.site.site_state import NoisedStep, SiteAccount
 
     expected = Accountant(4.0, 1e-2).epsilon(3)
     assert history.records[-1]["privacy"]["epsilon"] == pytest.approx(expected)
     for client in range(4):
         spent = SiteAccount(tmp_path / f"site-{client}", client).spent()
-        assert spent == {Steps(4.0, 1): 3}
+        assert spent == {NoisedStep(4.0, 1): 3}
 
 
 def test_a_sites_own_budget_ends_what_it_sends(tmp_path):

@@ -26,7 +26,7 @@ import fedadmm as fa
 from fedadmm.flower.deploy import network
 from fedadmm.flower.deploy.keys import make_node_key
 from fedadmm.flower.deploy.network import LocalNetwork
-from fedadmm.flower.deploy.processes import Group, environment, free_ports
+from fedadmm.flower.deploy.processes import ProcessTree, environment, free_ports
 from fedadmm.flower.deploy.project import write_project
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.server.checkpoint import ServerState
@@ -58,12 +58,12 @@ class Shells:
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.environment = {k: v for k, v in environment(folder).items() if k != "FLWR_HOME"}
-        self.running: dict[str, Group] = {}
+        self.running: dict[str, ProcessTree] = {}
         self.typed: dict[str, tuple[str, Path]] = {}
 
     def leave_running(self, name, block, folder):
         command = ["bash", "-ec", block]
-        group = Group(name, command, self.logs / f"{name}.log", self.environment, folder)
+        group = ProcessTree(name, command, self.logs / f"{name}.log", self.environment, folder)
         self.running[name], self.typed[name] = group, (block, folder)
         return group
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fedadmm.cli.group import Group
+from fedadmm.cli.group import CommandGroup
 
 MODULES = (
     "run",
@@ -27,7 +27,7 @@ MODULES = (
 
 app = typer.Typer(
     name="fedadmm",
-    cls=Group,
+    cls=CommandGroup,
     no_args_is_help=True,
     suggest_commands=False,  # click suggests already
     pretty_exceptions_enable=False,

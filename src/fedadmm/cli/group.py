@@ -25,7 +25,7 @@ STDOUT = "fedadmm.stdout"
 """Where a context keeps standard output while a command may print one document only."""
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """All commands; the one place where errors become messages."""
 
     def main(  # type: ignore[override]

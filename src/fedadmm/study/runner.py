@@ -28,7 +28,7 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
 from fedadmm.study import run_history
 from fedadmm.study.run_dir import RecordedRun, RunDir, create, read_run
-from fedadmm.study.search import Evaluation, SearchResult, propose
+from fedadmm.study.search import SearchResult, TrialRequest, propose
 from fedadmm.study.single_run import run_recorded
 from fedadmm.study.spec import Cell, Search, SearchSpace, Study
 from fedadmm.study.study_result import StudyResult, collect_result
@@ -186,7 +186,7 @@ def _search(
                     cells += [] if cell is None else [(cell, None)]
                 places[name].append(numbers)
         runs = _complete(cells, out, processes, watch, only_cached)
-        following: dict[str, list[Evaluation]] = {}
+        following: dict[str, list[TrialRequest]] = {}
         for name, evaluations in wanted.items():
             scores = []
             for one, numbers in zip(evaluations, places[name], strict=True):
@@ -211,7 +211,7 @@ def _search(
     return Searched(sorted(rows, key=lambda row: order.index(row["label"])), results)
 
 
-def _point(search: Search, space: SearchSpace, place: Cell, one: Evaluation) -> Cell | None:
+def _point(search: Search, space: SearchSpace, place: Cell, one: TrialRequest) -> Cell | None:
     """Return the run of one evaluation; None if the grid has grown beyond the allowed values."""
     try:
         return search.point(place, one.values, one.seed)
@@ -223,7 +223,7 @@ def _point(search: Search, space: SearchSpace, place: Cell, one: Evaluation) -> 
 
 
 def trial_record(
-    label: str, place: Cell, one: Evaluation, found: tuple[Cell, RecordedRun | None] | None
+    label: str, place: Cell, one: TrialRequest, found: tuple[Cell, RecordedRun | None] | None
 ) -> TrialRecord:
     """Describe and score one run of a search; larger scores are better.
 

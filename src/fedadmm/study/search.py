@@ -124,7 +124,7 @@ def search(
         scores = [evaluate(one.values, one.seed) for one in wanted]
 
 
-class Evaluation(NamedTuple):
+class TrialRequest(NamedTuple):
     """One evaluation that a search asks for."""
 
     values: Values
@@ -138,7 +138,7 @@ def propose(
     keep: float = 1.0,
     max_extensions: int = 6,
     limits: Mapping[str, tuple[float, float]] | None = None,
-) -> Generator[list[Evaluation], list[float], SearchResult]:
+) -> Generator[list[TrialRequest], list[float], SearchResult]:
     """The search of `search` as a generator, for callers that evaluate several points in parallel.
 
     Yields:
@@ -190,13 +190,13 @@ def _race(
     seeds: tuple[int, ...],
     keep: float,
     scores: dict[str, list[float]],
-) -> Generator[list[Evaluation], list[float], Values]:
+) -> Generator[list[TrialRequest], list[float], Values]:
     """Return the values that win, and add the scores that were missing to `scores`."""
     runners = _candidates(grid)
     for index, seed in enumerate(seeds):
         missing = [one for one in runners if len(scores.setdefault(_key(one), [])) == index]
         if missing:
-            found = yield [Evaluation(one, seed) for one in missing]
+            found = yield [TrialRequest(one, seed) for one in missing]
             for one, score in zip(missing, found, strict=True):
                 scores[_key(one)].append(float(score))
         # Only the seeds that all runners have in common decide, whatever an earlier race added.

@@ -33,7 +33,7 @@ from fedadmm.flower.configured import (
 )
 from fedadmm.flower.deploy.keys import make_identities
 from fedadmm.flower.deploy.network import LocalNetwork
-from fedadmm.flower.deploy.processes import PROCESSES, Group, end_group, recorded
+from fedadmm.flower.deploy.processes import PROCESSES, ProcessTree, end_group, recorded
 from fedadmm.flower.deploy.project import PACKAGE, app_hash, write_configured
 from fedadmm.flower.federation import Patience
 from fedadmm.flower.server.checkpoint import read_summary
@@ -231,7 +231,7 @@ class Follower:
                 self._watch(record)
 
 
-def _close(folder: RunDir, summarised: Callable[..., Summary], run: Group) -> Summary:
+def _close(folder: RunDir, summarised: Callable[..., Summary], run: ProcessTree) -> Summary:
     """Return the summary of a simulated run, with the counts of network events."""
     left = folder.summary()
     if left["code"] == RUNNING:

@@ -15,7 +15,7 @@ from fedadmm.core import signals
 from fedadmm.core.errors import EngineError
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.deploy.keys import Certificates, make_certificates, make_node_key
-from fedadmm.flower.deploy.processes import Group
+from fedadmm.flower.deploy.processes import ProcessTree
 
 CONNECTION = "fedadmm"
 _START = 60.0
@@ -57,7 +57,7 @@ class LocalNetwork:
         self._link_port, gateway, *self._node_ports = ports
         self.port = gateway if tls else self._link_port
         self._environment = processes.environment(self._home, environment)
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ProcessTree] = {}
         self.certificates: Certificates | None = None
         authority = None
         if tls:
@@ -106,7 +106,7 @@ class LocalNetwork:
 
     def start_node(
         self, client: int, key: Path | None = None, *, warm: bool = True, **changes: Any
-    ) -> Group:
+    ) -> ProcessTree:
         """Start a SuperNode; without TLS it has no key."""
         config = {**self._nodes[client], "partition-id": client, **changes}
         security = None
@@ -116,7 +116,7 @@ class LocalNetwork:
         command += ["--port", str(self._node_ports[client])]
         return self._launch(node_name(client), command)
 
-    def run(self, app: Path, config: Mapping[str, Any]) -> Group:
+    def run(self, app: Path, config: Mapping[str, Any]) -> ProcessTree:
         """Start a run of a Flower app; the process ends when the run does."""
         return self._launch("run", run(str(app.resolve()), CONNECTION, config))
 
@@ -141,11 +141,13 @@ class LocalNetwork:
             raise EngineError(f"flwr {arguments[0]} failed: {done.stdout} {done.stderr}"[-800:])
         return done.stdout
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> ProcessTree:
         """Return a process that was started."""
         return self._groups[name]
 
-    def wait(self, group: Group, timeout: float, look: Callable[[], None] | None = None) -> None:
+    def wait(
+        self, group: ProcessTree, timeout: float, look: Callable[[], None] | None = None
+    ) -> None:
         """Wait until a process ends; `look` is called in between."""
         deadline = time.monotonic() + timeout
         while group.running():
@@ -167,12 +169,12 @@ class LocalNetwork:
             self._groups = {}
             processes.record(self.folder, [])
 
-    def _launch(self, name: str, command: Sequence[str]) -> Group:
+    def _launch(self, name: str, command: Sequence[str]) -> ProcessTree:
         if name in self._groups:
             self._groups[name].stop()
         # In a folder of its own: `flwr` takes a folder that is called like a connection for an app.
         log = self._logs / f"{name}.log"
-        group = Group(name, command, log, self._environment, self._home)
+        group = ProcessTree(name, command, log, self._environment, self._home)
         self._groups[name] = group
         processes.record(self.folder, list(self._groups.values()))
         return group

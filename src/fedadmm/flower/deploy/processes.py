@@ -81,7 +81,7 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
     }
 
 
-class Group:
+class ProcessTree:
     """A process that leads a group, and all its descendants."""
 
     def __init__(
@@ -203,7 +203,7 @@ def end_group(group: int, known: set[int] | None = None, grace: float = GRACE) -
             return
 
 
-def record(folder: Path, groups: Sequence[Group]) -> None:
+def record(folder: Path, groups: Sequence[ProcessTree]) -> None:
     """Write which groups belong to a deployment."""
     path = folder / PROCESSES
     document = json.dumps([group.recorded()._asdict() for group in groups], indent=1)
@@ -237,7 +237,7 @@ def _same(one: Recorded) -> bool:
         return True
 
 
-def wait_for_port(port: int, group: Group, timeout: float) -> None:
+def wait_for_port(port: int, group: ProcessTree, timeout: float) -> None:
     """Wait until a process listens; an EngineError with the end of its log when it does not."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

@@ -56,7 +56,7 @@ from fedadmm.flower.secure_aggregation.pending_uploads import (
 )
 from fedadmm.flower.site.gate import Gate, errors_stay, folders_stay
 from fedadmm.flower.site.policy import POLICY, DeclinedError, SitePolicy
-from fedadmm.flower.site.site_state import OverBudgetError, SiteState, Steps
+from fedadmm.flower.site.site_state import NoisedStep, OverBudgetError, SiteState
 from fedadmm.run.client import (
     ClientRound,
     Job,
@@ -318,11 +318,13 @@ def _charged(job: Job, task: Task, gate: Gate) -> Iterator[Callable[[ClientRound
         shared = job.pipeline.noise if job.aggregator.is_secure else None
         if shared is not None:
             with account.locked():
-                account.check_budget(_share(shared), Steps(float(shared.multiplier), 1), 1, budget)
+                account.check_budget(
+                    _share(shared), NoisedStep(float(shared.multiplier), 1), 1, budget
+                )
         yield lambda done: done
         return
     per_epoch = steps_per_epoch(job, task.client)
-    kind = Steps(float(noise.multiplier), per_epoch)
+    kind = NoisedStep(float(noise.multiplier), per_epoch)
     most = job.stop.largest_budget(per_epoch, task.client)
 
     def charge(done: ClientRound) -> ClientRound:
@@ -352,16 +354,16 @@ def _charge_release(federation: Federation, gate: Gate, task: Task, mask: SiteMa
     run = federation.experiment
     local = None if run.local.solver is None else run.local.solver.noise
     shared = UpdatePipeline.of(run.pipeline).noise
-    noise, kind, steps = local, Steps(1.0, 1), 0
+    noise, kind, steps = local, NoisedStep(1.0, 1), 0
     if local is not None:
         held = mask.pending().find(task.id)
         assert held is not None, "`release` has found the upload"
         steps = int(held.reported["steps"])
         per_epoch = max(1, round(steps / held.reported["epochs"])) if steps else 1
-        kind = Steps(float(local.multiplier), per_epoch)
+        kind = NoisedStep(float(local.multiplier), per_epoch)
     elif shared is not None:
         noise = _share(shared)
-        kind, steps = Steps(float(shared.multiplier), 1), 1
+        kind, steps = NoisedStep(float(shared.multiplier), 1), 1
     if noise is not None:
         with gate.account.locked():
             gate.account.check_budget(noise, kind, steps, gate.policy.epsilon)

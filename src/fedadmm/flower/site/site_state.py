@@ -149,7 +149,7 @@ _WAIT = 60.0
 """Seconds to wait for another task of this site."""
 
 
-class Steps(NamedTuple):
+class NoisedStep(NamedTuple):
     """A kind of noised step: its noise multiplier, and the number of such steps in an epoch."""
 
     multiplier: float
@@ -202,10 +202,10 @@ class SiteAccount:
         day = max(found["day"], _today())
         self._write(evaluations={"day": day, "answered": self.answered() + 1})
 
-    def spent(self) -> dict[Steps, int]:
+    def spent(self) -> dict[NoisedStep, int]:
         """Return the number of released noised steps of each kind, over all runs."""
         rows = self._read("noised", _are_steps, [])
-        return {Steps(row["multiplier"], row["per_epoch"]): row["steps"] for row in rows}
+        return {NoisedStep(row["multiplier"], row["per_epoch"]): row["steps"] for row in rows}
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon that all noised steps so far have consumed."""
@@ -216,7 +216,7 @@ class SiteAccount:
         found = self._read("runs", _are_counts, {})
         return int(found.get(run, 0))
 
-    def count_steps(self, run: str, kind: Steps, steps: int) -> int:
+    def count_steps(self, run: str, kind: NoisedStep, steps: int) -> int:
         """Count noised steps; return their number in this run."""
         counts, made = self.spent(), self.made(run) + steps
         counts[kind] = counts.get(kind, 0) + steps
@@ -236,7 +236,9 @@ class SiteAccount:
         if task not in found.get(run, []):
             self._write(uploads={**found, run: [*found.get(run, []), task]})
 
-    def check_budget(self, noise: RecordNoise, kind: Steps, more: int, own: float | None) -> None:
+    def check_budget(
+        self, noise: RecordNoise, kind: NoisedStep, more: int, own: float | None
+    ) -> None:
         """Check that the budgets of the solver and of the site allow more noised steps.
 
         Raises:
@@ -276,7 +278,7 @@ class SiteAccount:
         return found
 
 
-def _epsilon(steps: dict[Steps, int], delta: float) -> float:
+def _epsilon(steps: dict[NoisedStep, int], delta: float) -> float:
     from fedadmm.core.privacy import composed_epsilon
 
     rates = {(one.multiplier, 1 / one.per_epoch): count for one, count in steps.items()}
