@@ -18,7 +18,7 @@ import fedadmm as fa
 from fedadmm.core.errors import EngineError
 from fedadmm.flower.deploy.keys import make_identities
 from fedadmm.flower.deploy.network import LocalNetwork
-from fedadmm.flower.deploy.processes import recorded
+from fedadmm.flower.deploy.processes import ProcessTree, recorded
 from fedadmm.study import run_dir as files
 
 APP = Path(__file__).with_name("bundle_app.py")

@@ -45,7 +45,7 @@ def test_private_files_are_private(tmp_path):
     make_node_key(tmp_path / "node")
     for path in (files.key, tmp_path / "node"):
         assert path.stat().st_mode & 0o777 == 0o600
-    context = ssl.create_default_context(cafile=str(atomic_files.authority))
+    context = ssl.create_default_context(cafile=str(files.authority))
     context.load_cert_chain(files.certificate, files.key)
     names = ssl._ssl._test_decode_cert(str(files.certificate))["subjectAltName"]
     assert names == (("IP Address", "127.0.0.1"), ("DNS", "example.org"))
