@@ -19,7 +19,7 @@ import fedadmm as fa
 from fedadmm.data.problems import load
 from fedadmm.study.search import search
 from fedadmm.study.statistics import interval, restricted_mean
-from studies.participation.cnn import resnet8
+from studies.cifar10.networks import resnet8
 from studies.protocol import (
     LAST,
     MEAN,

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from fedadmm.study.reproduce import markdown
-from studies.gong.__main__ import CAP, HALVES, RATES, planned
+from studies.gong.__main__ import CAP, RATES, ROUNDS, planned
 from studies.papers.others import OTHERS, RESULTS, stored
 
 HERE = Path(__file__).parent
@@ -181,13 +181,14 @@ def missing() -> str:
     usual = median(pace for some in paces.values() for pace in some)
     hours: dict[str, dict[str, float]] = {}
     for setting in SETTINGS:
-        first, second = HALVES[setting.partition("-")[2]]
+        # A search runs all rates on one seed, half of them on the next, and a quarter on the last.
+        tried = ROUNDS[setting.partition("-")[2]] * (len(RATES) + len(RATES) // 2 + 1)
         for row, title in COLUMNS.items():
             name = f"{setting}-{row}"
             if not known[name]:
                 searched = (GONG / f"{name}-search.json").exists()
-                tried = 0 if searched else first * len(RATES) + (second - first) * len(RATES) // 2
-                seconds = (CAP + tried) * median(paces.get(row, [usual]))
+                rounds = CAP + (0 if searched else tried)
+                seconds = rounds * median(paces.get(row, [usual]))
                 hours.setdefault(setting, {})[title] = seconds / 3600
     if not hours:
         return "No cell is missing."

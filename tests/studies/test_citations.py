@@ -7,7 +7,6 @@ import pytest
 
 from fedadmm.study.config import read
 from fedadmm.study.recipes import load, study_of
-from studies.participation.recipe import read as participation
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,12 +28,6 @@ def test_presets_of_wang_use_batches_steps_and_users_of_the_paper(name, recipe, 
     assert ours["local"]["stop"]["steps"] == stop.steps
     assert ours["sampler"]["size"] == theirs.sampler.size
     assert ours["rounds"] == theirs.rounds
-
-
-def test_participation_study_uses_the_printed_step_and_start() -> None:
-    rows = {row["name"]: row for row in participation("participation")["methods"]}
-    step = rows["fedadmm-step-1"]["config"]
-    assert (step["algorithm"]["step"], step["local"]["start"]) == (1.0, "own")
 
 
 def test_feddr_as_printed_starts_with_an_offset_that_never_leaves() -> None:

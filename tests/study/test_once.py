@@ -18,7 +18,7 @@ from fedadmm.study.recipes import plan as plan_reproduction
 from fedadmm.study.reproduce import reproduce
 from fedadmm.study.runner import run_study
 from fedadmm.study.spec import Cell, Study
-from fedadmm.study.sweep import Axis, plan as plan_sweep, sweep
+from fedadmm.study.sweep import SweptKey, plan as plan_sweep, sweep
 from support.commands import SMALL, call, write_small
 
 METHODS = [{"algorithm": {"name": name}} for name in ("fedavg", "fedadmm", "scaffold")]
@@ -61,7 +61,7 @@ def test_a_search_adds_one_check_per_trial_and_choice(tmp_path: Path, checks: li
 
 
 def test_a_sweep_of_48_cells_is_checked_48_times(tmp_path: Path, checks: list[str]) -> None:
-    grid = [Axis("seed", list(range(12))), Axis("algorithm.rho", [0.5, 1.0, 2.0, 4.0])]
+    grid = [SweptKey("seed", list(range(12))), SweptKey("algorithm.rho", [0.5, 1.0, 2.0, 4.0])]
     study = plan_sweep(SMALL | {"rounds": 1}, grid, [])
     assert len(sweep(study, tmp_path).runs) == 48
     assert len(checks) == 48

@@ -285,7 +285,10 @@ def completed(tree: Mapping[str, Any]) -> Tree:
         whole["local"] = local | {"stop": {"name": "epochs"} | local["stop"]}
     names = dict(_NAMES)
     method = whole["algorithm"].get("name") if isinstance(whole["algorithm"], dict) else None
-    if isinstance(method, str) and (is_external(method) or method in FAMILIES["algorithm"]):
+    engine = whole.get("engine")
+    named = not isinstance(engine, dict) or "name" in engine
+    known = isinstance(method, str) and (is_external(method) or method in FAMILIES["algorithm"])
+    if known and not named:
         names["engine"] = default_engine(default_requirements(part_of("algorithm", method)))
     for key, name in names.items():
         if isinstance(whole.get(key), dict):
