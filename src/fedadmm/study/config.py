@@ -287,9 +287,9 @@ def completed(tree: Mapping[str, Any]) -> Tree:
     method = whole["algorithm"].get("name") if isinstance(whole["algorithm"], dict) else None
     engine = whole.get("engine")
     named = not isinstance(engine, dict) or "name" in engine
-    known = isinstance(method, str) and (is_external(method) or method in FAMILIES["algorithm"])
+    known = is_external(str(method)) or method in FAMILIES["algorithm"]
     if known and not named:
-        names["engine"] = default_engine(default_requirements(part_of("algorithm", method)))
+        names["engine"] = default_engine(default_requirements(part_of("algorithm", str(method))))
     for key, name in names.items():
         if isinstance(whole.get(key), dict):
             whole[key] = {"name": name} | whole[key]
