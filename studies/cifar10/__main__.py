@@ -192,8 +192,9 @@ def table(name: str) -> str:
         reached = sum(one is not None for one in rounds)
         accuracy = [100 * one["accuracy"] for one in runs]
         width = f" ± {interval(accuracy):.1f}" if len(runs) > 1 else ""
+        chosen = results["search"][method]["chosen"]
         cells = [
-            method,
+            f"{method}, participants' mean" if chosen["output"] == MEAN else method,
             f"{results['search'][method]['chosen']['lr']:g}",
             f"{statistics.fmean(accuracy):.1f}{width} %",
             f"{restricted_mean(rounds, setting.rounds):.1f} ({reached} of {len(runs)})",
