@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedadmm.cli import app
 from fedadmm.core.errors import DataError
-from fedadmm.data import files as reading
+from fedadmm.data import checked_files as reading
 from fedadmm.study import config
 
 CODE = """\

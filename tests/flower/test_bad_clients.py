@@ -284,13 +284,13 @@ def test_a_site_that_sends_several_times_its_update_changes_nothing(name, factor
 @pytest.mark.parametrize("clients", [4, 10])
 @pytest.mark.parametrize("share", [1.0, 0.3])
 @pytest.mark.parametrize("method", [fa.FedAvg(), fa.FedADMM(rho=0.1)], ids=lambda m: m.name)
-def test_honest_sites_with_different_rows_are_let_in(method, share, clients, monkeypatch):
+def test_updates_of_honest_sites_with_different_data_are_admitted(method, share, clients, monkeypatch):
     """Digits with few classes each, sites of different sizes; what a server would have judged."""
     from fedadmm.data import problems
     from fedadmm.run import loop
 
     admission, past, arrived = Admission(), {}, {}
-    taken = loop.Replies._taken
+    taken = loop.ClientUpdates._received
 
     def look(self, coming):
         def seen():
@@ -308,7 +308,7 @@ def test_honest_sites_with_different_rows_are_let_in(method, share, clients, mon
             past[client] = UploadHistory.after(past.get(client), step, sizes)
         arrived.clear()
 
-    monkeypatch.setattr(loop.Replies, "_taken", look)
+    monkeypatch.setattr(loop.ClientUpdates, "_received", look)
     split = {"partition": "dirichlet", "dirichlet_alpha": 0.1, "min_size": 5}
     problem = problems.load("digits", clients=clients, **split)
     sampler = fa.UniformSampling(max(1, round(share * clients)))

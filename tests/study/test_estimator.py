@@ -254,7 +254,7 @@ def test_a_run_that_diverges_is_told() -> None:
         ({"lr": -1.0}, "SGD: lr is -1.0, but must be > 0"),
         ({"participation": 0}, "participation is 0, but must be > 0 and <= 1"),
         ({"preparation": "none"}, "preparation is 'none', but must be one of 'from-sums', 'as-is'"),
-        ({"regularizer": fa.L1(0.1), "method": "fedavg"}, "FedAvg has no proximal server step"),
+        ({"regularizer": fa.L1(0.1), "method": "fedavg"}, "regularizer: got L1.*FedAvg"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
