@@ -284,7 +284,9 @@ def test_a_site_that_sends_several_times_its_update_changes_nothing(name, factor
 @pytest.mark.parametrize("clients", [4, 10])
 @pytest.mark.parametrize("share", [1.0, 0.3])
 @pytest.mark.parametrize("method", [fa.FedAvg(), fa.FedADMM(rho=0.1)], ids=lambda m: m.name)
-def test_updates_of_honest_sites_with_different_data_are_admitted(method, share, clients, monkeypatch):
+def test_updates_of_honest_sites_with_different_data_are_admitted(
+    method, share, clients, monkeypatch
+):
     """Digits with few classes each, sites of different sizes; what a server would have judged."""
     from fedadmm.data import problems
     from fedadmm.run import loop
