@@ -207,6 +207,8 @@ def test_every_part_of_a_configuration_is_in_the_reference(site: Path) -> None:
         table = {"callback": "callbacks"}.get(family, family)
         assert family == "schedule" or f"{table}]" in text
         for name, part in parts.items():
+            if not part.__module__.startswith("fedadmm."):
+                continue  # another test has registered it
             assert f'name = "{name}"' in text, (family, name)
             for field in config_fields(part):
                 assert f"<code>{field.name}</code>" in text, (name, field.name)

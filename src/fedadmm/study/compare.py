@@ -203,7 +203,7 @@ def _is_own(key: str) -> bool:
 
 
 def _keeps(entry: MethodConfig, key: str) -> bool:
-    """A method keeps its name, and one without rounds the engine that it needs."""
+    """Return whether a method keeps its own value: its name, or the engine that it needs."""
     name = entry.algorithm.get("name")
     return (key == _NAME and name is not None) or (key == "engine.name" and bool(own_engine(name)))
 

@@ -236,7 +236,7 @@ class RunDir:
             raise DataError(f"{path}: is not TOML ({error})") from None
 
     def summary(self) -> Summary:
-        """What summary.json says; nothing when there is none yet."""
+        """Return the content of summary.json; empty if the file does not exist yet."""
         return read_json(self.path / SUMMARY, missing={})
 
     def finished(self) -> Summary | None:

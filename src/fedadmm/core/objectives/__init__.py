@@ -84,7 +84,7 @@ class Objective(ABC):
         return False
 
     def evaluation_gradient(self, params: Tensor) -> Tensor:
-        """The gradient of `value`, which measures and never trains; maybe in a buffer as above.
+        """Return the gradient of `value` for measurements; it may be a view of a shared buffer.
 
         It differs from `gradient` where training does, as by dropout and BatchNorm.
         """

@@ -252,7 +252,7 @@ class ModelObjective(ModuleObjective):
     def descend(
         self, params: Tensor, samples: Tensor | None, lr: float, pull: Pull | None = None
     ) -> None:
-        """`pull`, then params -= lr * gradient, in place on the workspace.
+        """Apply `pull`, then params -= lr * gradient, in place on the workspace.
 
         The gradient is the one before the pull.  It never exists as one vector, which saves two
         passes over D numbers.

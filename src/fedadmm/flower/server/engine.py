@@ -337,7 +337,7 @@ class GridEngine(Engine):
 
     @property
     def _gives_up(self) -> bool:
-        """Whether too many rounds had no update; a single sampled client does not end the run."""
+        """Return whether the run ends because too many rounds had no update."""
         most = self._federation.patience.empty
         several = len(self._asked_in_vain) >= min(2, self._federation.clients)
         return self._empty_rounds >= (most if several else _SINGLE_CLIENT_FACTOR * most)

@@ -57,7 +57,7 @@ _logger = logging.getLogger("fedadmm")
 
 @part("engine", "ray")
 class Ray(EngineChoice):
-    """The choice of the Ray engine.
+    """Run clients on Ray actors, on one machine or on several.
 
     Args:
         address: a running cluster, as `ray.init` takes it ("auto" finds one); None starts Ray on

@@ -131,7 +131,7 @@ class StackedSamples:
             yield Batch(*samples, self._weights[count, begin])
 
     def chosen(self, samples: Sequence[Tensor]) -> Batch:
-        """These samples of each of the first clients; the weights are 1, and 0 for padding."""
+        """Return the given samples of the first clients with weights: 1, or 0 for padding."""
         index = _padded([one.cpu() for one in samples]).to(self._columns.device)
         counts = torch.tensor([len(one) for one in samples], device=index.device).unsqueeze(1)
         real = torch.arange(index.shape[1], device=index.device) < counts
