@@ -69,7 +69,7 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
         os.dup2(output.fileno(), 2)
     os.chdir(tree)
     source = str(tree / "src")
-    sys.path.insert(0, source)
+    sys.path[:0] = [source, str(tree)]
     os.environ["PYTHONPATH"] = source
     try:
         code = int(pytest.main(["-x", "-q", "-m", "not release", *tests]))
@@ -89,7 +89,7 @@ settings.load_profile("mutants")
 
 
 def _copy(tree: Path) -> None:
-    for name in ("src", "tests"):
+    for name in ("src", "studies", "tests"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tree)
     with (tree / "tests" / "conftest.py").open("a", encoding="utf-8") as conftest:
