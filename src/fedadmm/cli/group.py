@@ -145,7 +145,7 @@ def resumable(command: Sequence[str], folder: Path | None = None) -> Iterator[No
 
 
 @contextmanager
-def ended_in_peace() -> Iterator[None]:
+def exit_cleanly() -> Iterator[None]:
     """For a command that runs until it is ended: Ctrl-C and SIGTERM are no failure."""
     with suppress(KeyboardInterrupt), signals.as_interrupt(signal.SIGTERM):
         yield

@@ -52,10 +52,10 @@ def watch(
 
     DIR may also be the folder of a deployed run, or one whose first round is still to come.
     """
-    from fedadmm.cli.group import ended_in_peace
+    from fedadmm.cli.group import exit_cleanly
     from fedadmm.study.report.live import LivePage
 
-    with LivePage(directory).serve(port) as server, ended_in_peace():
+    with LivePage(directory).serve(port) as server, exit_cleanly():
         if as_json:
             print_json({"address": server.address})
         else:
