@@ -252,7 +252,7 @@ def _begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tre
         return config.read(source)
     if out is not None and (out / file).is_file():
         found = config.read(str(out / file))
-        config.refuse_code(out / file, found)
+        config.reject_code(out / file, found)
         return found
     sets = click.get_current_context().params["sets"] or ()
     named = dict(map(config.assignment, sets)).get("problem.name")

@@ -78,7 +78,7 @@ def read_exactly(stream: BinaryIO, count: int, path: Path, what: str) -> NDArray
     return data
 
 
-def refuse_more(stream: BinaryIO, path: Path) -> None:
+def reject_more(stream: BinaryIO, path: Path) -> None:
     """Raise a DataError if there are bytes after the end declared by the header."""
     if stream.read(1):
         raise DataError(f"{path}: goes on behind the end that its header announces")
@@ -187,5 +187,5 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
                 f"{path}: {member.filename} promises {size} bytes, but holds {member.file_size}"
             )
         data = read_exactly(stream, size, path, f"array {member.filename}")
-        refuse_more(stream, path)
+        reject_more(stream, path)
     return data.view(dtype).reshape(shape, order="F" if fortran else "C")

@@ -88,7 +88,7 @@ class OneHot:
         )
         return same.astype(np.float64)
 
-    def refuse_unknown(self, cells: NDArray[Any]) -> None:
+    def reject_unknown(self, cells: NDArray[Any]) -> None:
         """Raise a DataError for a category that is not among the training samples."""
         unknown = sorted(_categories(cells) - set(self.categories))
         if unknown:

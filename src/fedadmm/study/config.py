@@ -104,7 +104,7 @@ def read(source: str) -> Tree:
         raise ConfigError(f"there is no {kind} {source!r}; {near}")
     tree = table(path)
     if Path(source).is_dir():
-        refuse_code(path, tree)
+        reject_code(path, tree)
     if not tree:
         raise ConfigError(
             f"{path}: is empty, but must say at least what is solved, as in problem.name = "
@@ -113,7 +113,7 @@ def read(source: str) -> Tree:
     return tree
 
 
-def refuse_code(path: Path, tree: Mapping[str, Any]) -> None:
+def reject_code(path: Path, tree: Mapping[str, Any]) -> None:
     """Refuse a folder that names parts from outside the package: to import them is to run them.
 
     What is loaded already, because the command names it itself, runs nothing.

@@ -78,7 +78,7 @@ class Predictor:
         path, state = Path(run), None
         if path.is_file():
             about, state = _exported(path)
-            config.refuse_code(path, about)
+            config.reject_code(path, about)
         else:
             about = described(path)
         if about["preparation"] is None:
@@ -156,7 +156,7 @@ class Predictor:
             cells = {name: _column(rows[name]) for name in wanted}
         for column in self.columns:
             if isinstance(column, OneHot):
-                column.refuse_unknown(cells[column.name])
+                column.reject_unknown(cells[column.name])
         return cells
 
 

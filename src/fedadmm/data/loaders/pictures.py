@@ -24,7 +24,7 @@ from fedadmm.data.checked_files import (
     read_bytes,
     read_exactly,
     read_npz,
-    refuse_more,
+    reject_more,
 )
 from fedadmm.data.dataset import Dataset, Normalise, TrainTest
 from fedadmm.data.download import SHIPPED, source
@@ -47,7 +47,7 @@ def read_idx(path: str | Path) -> NDArray[Any]:
         count = math.prod(sizes) * dtype.itemsize
         check_promise(path, count)
         data = read_exactly(stream, count, path, "values")
-        refuse_more(stream, path)
+        reject_more(stream, path)
     return data.view(dtype).reshape(sizes).astype(dtype.newbyteorder("="), copy=False)
 
 

@@ -152,7 +152,7 @@ def _read(
                 f"{path}: {names[0]} has shape {cells[names[0]].shape} and {name} "
                 f"{cells[name].shape}, but must be (rows, …) and (rows,)"
             )
-        _refuse_missing(cells[name], path, name)
+        _reject_missing(cells[name], path, name)
     owners = np.full(len(cells[target]), path.name.split(".")[0])
     owners = cells[client].astype(str) if client else owners
     return _Table({name: cells[name] for name in names}, cells[target], owners)
@@ -234,7 +234,7 @@ def _first_bad(values: NDArray[Any]) -> str:
     return "something"
 
 
-def _refuse_missing(values: NDArray[Any], path: Path, column: str) -> None:
+def _reject_missing(values: NDArray[Any], path: Path, column: str) -> None:
     """Raise a DataError if a column of targets or clients has a missing value."""
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)

@@ -97,7 +97,7 @@ def run_locally(
             "choose another folder"
         )
     if held:
-        refuse_another_run(out, config, deployment)
+        reject_another_run(out, config, deployment)
     create(out)
     out = out.resolve()
     with atomic_files.locked(out / FOLDER, _PREDECESSOR):
@@ -171,7 +171,7 @@ def stored_deployment(out: Path) -> Deployment | None:
     return read_deployment(path) if path.is_file() else None
 
 
-def refuse_another_run(out: Path, config: Experiment, deployment: Deployment) -> None:
+def reject_another_run(out: Path, config: Experiment, deployment: Deployment) -> None:
     """Raise a StateError if a run has another configuration or network."""
     stored = stored_deployment(out) or deployment
     old = fingerprint(resolve(configs.read(str(out)), f"{out}: ")) | to_config(stored)

@@ -1,7 +1,7 @@
 """Checkpoints of the server: its state and the aggregated versions, replaced atomically.
 
     server.safetensors             the server's state, the ledger, the roster
-    contribution-3-1-12.safetensors    ledger="disk": what client 3 (incarnation 1) has brought up
+    contribution-3-1-12.safetensors    ledger="disk": what client 3 (incarnation 1) has sent up
                                        to version 12, already weighted
 
 Contributions are written first and named by version, so that after a crash at any moment all files
@@ -134,17 +134,17 @@ class ServerState:
             sites = "" if "clients" not in changed else _OTHER_SITES
             raise StateError(f"{self._folder}: holds another run, which differs in {shown}{sites}")
 
-    def save(self, saved: ServerCheckpoint, brought: Mapping[int, Any]) -> dict[int, str]:
+    def save(self, saved: ServerCheckpoint, updates: Mapping[int, Any]) -> dict[int, str]:
         """Write a checkpoint.
 
         Args:
             saved: the state after a step.
-            brought: the weighted updates that were aggregated in it, by client.
+            updates: the weighted updates that were aggregated in it, by client.
 
         Returns:
             The clients whose contribution could not be stored, and why.
         """
-        unkept = self._add(saved, brought) if self._keep else {}
+        unkept = self._add(saved, updates) if self._keep else {}
         tensors, state = pack_state(saved.state)
         values = {
             "format": FORMAT,
@@ -186,9 +186,9 @@ class ServerState:
         past = unpack(template, packed)
         return past if counted == weight else trees.scaled(past, weight / counted)
 
-    def _add(self, saved: ServerCheckpoint, brought: Mapping[int, Any]) -> dict[int, str]:
+    def _add(self, saved: ServerCheckpoint, updates: Mapping[int, Any]) -> dict[int, str]:
         unkept, ledger = {}, saved.ledger
-        for client, message in brought.items():
+        for client, message in updates.items():
             entry = ledger.entry(client)
             before = entry._replace(version=entry.version - 1)
             # Sums in double precision, so that a removal subtracts what was added.
