@@ -36,7 +36,7 @@ def large() -> nn.Module:
 
 def test_small_steps_are_stacked_on_any_number_of_cores() -> None:
     for workers in (1, 2, 64):
-        assert Auto(workers).chosen(job(small)) == Vectorised()
+        assert Auto(workers).chosen(job(small)) == Vectorised(workers=workers)
 
 
 def test_large_steps_get_processes_of_their_own() -> None:
@@ -58,7 +58,7 @@ def test_clients_with_another_loss_are_not_stacked() -> None:
     clients = list(given.problem.clients)
     clients[-1] = replace(clients[-1], loss=nn.CrossEntropyLoss())
     mixed = given._replace(problem=given.problem.with_clients(clients))
-    assert Auto(workers=1).chosen(given) == Vectorised()
+    assert Auto(workers=1).chosen(given) == Vectorised(workers=1)
     assert Auto(workers=1).chosen(mixed) == Sequential()
 
 
@@ -80,7 +80,7 @@ def test_the_samples_of_a_step_matter_and_not_those_of_the_client(
 ) -> None:
     """12 multiplications a row: batches of two are below the limit of 30, whole clients above."""
     monkeypatch.setattr("fedadmm.run.engines.auto.STACKED_WORK", 30.0)
-    assert Auto(1).chosen(job(small, batch=2)) == Vectorised()
+    assert Auto(1).chosen(job(small, batch=2)) == Vectorised(workers=1)
     assert Auto(1).chosen(job(small, batch=None)) == Sequential()
     assert Auto(1).chosen(job(small, batch=2, method=fa.FedSGD(lr=0.1))) == Sequential()
 

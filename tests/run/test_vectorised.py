@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 import fedadmm as fa
 from fedadmm.core.objectives import losses
 from fedadmm.data import models
-from fedadmm.run.engines import Vectorised
+from fedadmm.run.engines import Vectorised, vectorised
 from support.engines import (
     ALGORITHMS,
     PROBLEMS,
@@ -229,3 +230,59 @@ def test_a_client_of_another_kind_is_named() -> None:
     )
     with pytest.raises(fa.errors.CompatibilityError, match=naming("client 6")):
         run("vectorised", fa.FedAvg(), mixed, sampler=fa.FullParticipation())
+
+
+def _divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every round be worth the exchange with other processes."""
+    monkeypatch.setattr(vectorised, "SHARED_WORK", 0.0)
+    monkeypatch.setattr(vectorised, "FEWEST_STACKED", 1)
+
+
+def _problem_of_many(size: int = 11) -> fa.Problem:
+    return model_federation(tanh_net, sizes=tuple(3 + 5 * (i % 4) for i in range(size)))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_in_processes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks in three processes: the same bits as in one, whoever took part before."""
+    method = ALGORITHMS[name]
+    partial = not method.requirements.full_participation
+    options: dict[str, Any] = {"sampler": fa.UniformSampling(7)} if partial else {}
+    expected = run(Vectorised(workers=1), method, _problem_of_many(), **options)
+    _divided(monkeypatch)
+    found = run(Vectorised(workers=3), method, _problem_of_many(), **options)
+    assert_same_run(found, expected, tolerance=0.0)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pipeline": [fa.TopK(0.3)]},
+        {"pipeline": [fa.Clip(0.1), fa.Quantise(4)]},
+        {"personal": fa.Ditto(0.1)},
+        {"solver": fa.Adam(0.01, batch_size=4, moments="kept")},
+        {"evaluate": fa.Evaluation(objective=True, train=True, clients=True)},
+    ],
+    ids=["error feedback", "stages", "personal", "solver memory", "evaluation"],
+)
+def test_what_else_a_client_keeps_in_processes(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = fa.AlignedADMM(rho=0.5)
+    expected = run(Vectorised(workers=1), method, _problem_of_many(), **options)
+    _divided(monkeypatch)
+    found = run(Vectorised(workers=2), method, _problem_of_many(), **options)
+    assert_same_run(found, expected, tolerance=0.0)
+
+
+def test_a_failure_in_a_process_names_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    _divided(monkeypatch)
+
+    def broken(*_: object, **__: object) -> object:
+        raise RuntimeError("no such sample")
+
+    monkeypatch.setattr(vectorised.Stacker, "join", broken)
+    with pytest.raises(fa.errors.EngineError, match=r"round 0(.|\n)*no such sample"):
+        run(Vectorised(workers=2), fa.FedAvg(), _problem_of_many())
+    assert multiprocessing.active_children() == []

@@ -8,16 +8,14 @@ import multiprocessing
 from fedadmm.core.messages import ClientRecords, Engine
 from fedadmm.core.parts import Count, is_external, name_of, part
 from fedadmm.run.client import Job
-from fedadmm.run.engines.choice import EngineChoice, Sequential, samples_per_step
-from fedadmm.run.engines.vectorised import Vectorised, stacking_obstacle
+from fedadmm.run.engines.choice import EngineChoice, Sequential, client_work, samples_per_step
+from fedadmm.run.engines.vectorised import FEWEST_STACKED, Vectorised, stacking_obstacle
 from fedadmm.run.engines.workers import Workers, usable_cores
 
 STACKED_WORK = 1.25e6
 """Multiplications of a step up to which a stack pays: half of such a step is spent in Python."""
 STACKED_PARAMETERS = 200_000
 """Larger vectors are bound by memory, which a stack does not save."""
-FEWEST_STACKED = 4
-"""A stack of fewer clients saves less than a second process does."""
 WORKERS_WORK = 3e7
 """Multiplications of a client's round from which a process of its own pays for the exchange."""
 STEP_OVERHEAD = 1.5e6
@@ -50,13 +48,10 @@ class Auto(EngineChoice):
         small = work <= STACKED_WORK and job.initial.numel() <= STACKED_PARAMETERS
         stacks = small and job.problem.num_clients >= FEWEST_STACKED and not _has_external(job)
         if stacks and stacking_obstacle(job) is None:
-            return Vectorised()
-        steps = 1
-        if job.algorithm.requirements.local.local_solve:
-            steps = job.stop.largest_budget(-(-client.num_samples // samples), 0)
+            return Vectorised(workers=self.workers)
         cores = self.workers or usable_cores()
         fork = "fork" in multiprocessing.get_all_start_methods()
-        if steps * (work + STEP_OVERHEAD) < WORKERS_WORK or cores == 1 or not fork:
+        if client_work(job, STEP_OVERHEAD) < WORKERS_WORK or cores == 1 or not fork:
             return Sequential()
         return Workers(cores) if job.initial.device.type == "cpu" else Sequential()
 

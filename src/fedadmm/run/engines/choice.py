@@ -80,6 +80,17 @@ def samples_per_step(job: Job) -> int:
     return samples
 
 
+def client_work(job: Job, step_overhead: float = 0.0) -> float:
+    """About how many multiplications a client's local work takes, forwards.
+
+    `step_overhead` is what a step costs apart from its gradient.
+    """
+    client, samples, steps = job.problem.clients[0], samples_per_step(job), 1
+    if job.algorithm.requirements.local.local_solve:
+        steps = job.stop.largest_budget(-(-client.num_samples // samples), 0)
+    return steps * (client.work(samples) + step_overhead)
+
+
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
     """Let torch use `count` threads inside the block.

@@ -1,9 +1,10 @@
-"""Vectorised engine: stacks of clients in one process, for small models."""
+"""Vectorised engine: stacks of clients, for small models."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from fedadmm.run.client import (
     global_vector,
     is_first,
 )
-from fedadmm.run.engines.choice import EngineChoice
+from fedadmm.run.engines.choice import EngineChoice, client_work
 from fedadmm.run.engines.stacked import (
     Batch,
     Core,
@@ -43,11 +44,19 @@ from fedadmm.run.engines.stacked import (
     module_core,
     quadratic_core,
 )
+from fedadmm.run.engines.worker_process import Piece, start_method
+from fedadmm.run.engines.workers import Pool, needed_bytes, shared_evaluation, usable_cores
 
 STACK_BYTES = 4 * 2**20
 """Bytes of one stacked vector: a solve works on about six of them, which then fit into a
 core's share of the last-level cache (measured: 4 MiB takes half the time of 32 MiB for 100,000
 parameters)."""
+SHARED_WORK = 1e8
+"""Multiplications (forwards) of a round from which worker processes pay for the exchange."""
+FEWEST_STACKED = 4
+"""A stack of fewer clients saves less than a second process does."""
+STACK_TIMEOUT = 3600.0
+"""Seconds that a stack may take before its process counts as stuck."""
 KINDS = (Quadratic, LeastSquares, LogisticRegression, ModelObjective)
 COMPARED = 200
 """Largest number of clients, evenly spaced, that are compared before the first round."""
@@ -59,15 +68,21 @@ class Vectorised(EngineChoice):
 
     Args:
         stack: how many clients run at once; by default as many as fit.
+        workers: among how many processes the stacks of a round with much work are divided; by
+            default one a core that this process may use.  Results do not depend on it.
     """
 
     stack: Count | None = None
+    workers: Count | None = None
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
         reason = stacking_obstacle(job)
         if reason is not None:
             raise CompatibilityError(f"Vectorised: {reason}")
-        return VectorisedEngine(job, store, self.stack)
+        workers = usable_cores() if self.workers is None else self.workers
+        if job.initial.device.type != "cpu" or start_method() != "fork":
+            workers = 1  # tensors elsewhere cannot be forked, and a copied problem takes seconds
+        return VectorisedEngine(job, store, self.stack, workers)
 
     def uses_one_core(self, threads: int | Literal["auto"]) -> bool:
         return threads == 1
@@ -85,103 +100,180 @@ class _Stack(NamedTuple):
     memory: tuple[Tensor, ...] | None
 
 
-class VectorisedEngine(Engine):
-    """Engine that runs clients in stacks, of `stack` clients or as many as memory allows."""
+Kept = tuple[ClientRecord | None, ...]
+"""The records of a stack's clients; None before a client's first round."""
 
-    def __init__(self, job: Job, store: ClientRecords, stack: int | None = None) -> None:
+
+class VectorisedEngine(Engine):
+    """Engine that runs clients in stacks, of `stack` clients or as many as memory allows.
+
+    Rounds with much work divide their stacks among `workers` processes.
+    """
+
+    def __init__(
+        self, job: Job, store: ClientRecords, stack: int | None = None, workers: int = 1
+    ) -> None:
         self._job = job
         self._store = store
-        self._stacker = Stacker(job)
         vector = job.initial.numel() * job.initial.element_size()
         self._size = stack if stack is not None else max(1, STACK_BYTES // vector)
+        self._workers = workers
+        self._work = client_work(job) if workers > 1 else 0.0
+        self._stacker = Stacker(job)
+        self._pool: Pool | None = None
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
     ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        parts = math.ceil(len(ids) / self._size)
-        for index in range(parts):  # equal ones: a small rest would cost as much as a full one
-            chosen = ids[index * len(ids) // parts : (index + 1) * len(ids) // parts]
-            yield from self._run_stack(list(chosen), download, round_index)
+        shares = self._workers if len(ids) * self._work >= SHARED_WORK else 1
+        stacks = self._stacks(ids, shares)
+        rounds = self._shared if shares > 1 and len(stacks) > 1 else self._in_this_process
+        for clients, done in zip(stacks, rounds(stacks, download, round_index), strict=True):
+            for client, one in zip(clients, done, strict=True):
+                if one.record is not None:  # a view would keep the whole stack
+                    self._store.commit(client, trees.clone(one.record), round_index)
+                yield client, one.upload, one.info
 
-    def _gather(self, ids: list[int], download: Download) -> _Stack:
-        objectives = [self._job.problem.clients[client] for client in ids]
-        order = sorted(range(len(ids)), key=lambda index: -objectives[index].num_samples)
-        clients = [ids[index] for index in order]
-        kept = [self._store.get(client) for client in clients]
-        first = [[is_first(record, download)] for record in kept]
-        found = [
-            caught_up(self._job, client, record, download)
-            for client, record in zip(clients, kept, strict=True)
-        ]
-        state = trees.stack([record.state for record in found])
-        joined = self._stacker.join(clients, [objectives[index] for index in order])
-        starts = torch.tensor(first, device=self._job.initial.device)
-        rests = [record.error_feedback for record in found]
-        memories = [record.memory for record in found]
-        memory = None if memories[0] is None else trees.stack(memories)
-        return _Stack(clients, state, starts, joined, rests, memory)
+    def each(
+        self, piece: Piece, shared: Any, numbers: Sequence[int], given: Callable[[int], Any]
+    ) -> Iterator[Any] | None:
+        if self._pool is None:  # the rounds are small, and so is an evaluation
+            return None
+        return shared_evaluation(self._pool, piece, shared, numbers, given)
 
-    def _run_stack(
-        self, ids: list[int], download: Download, round_index: int
-    ) -> Iterator[tuple[int, Upload, ClientInfo]]:
-        job, algorithm = self._job, self._job.algorithm
-        stack = self._gather(ids, download)
-        keys = [client_key(job, round_index, client) for client in stack.clients]
-        problem = job.local.problem(algorithm, download.broadcast, stack.state, stack.first)
-        result, solves = self._solve(stack, problem, download, round_index, keys)
-        state, message = algorithm.client_update(download.broadcast, stack.state, result)
-        infos = _describe(stack.clients, problem, result, solves, global_vector(job, download))
-        parts = (state, result.memory, message)
-        states, memories, messages = (trees.unstack(part, len(ids)) for part in parts)
-        position = {client: index for index, client in enumerate(stack.clients)}
-        for client in ids:
-            index = position[client]
-            info, record = infos[index], None
-            if info.finite:
-                # A view would keep the whole stack.
-                own, memory = trees.clone(states[index]), trees.clone(memories[index])
-                record = ClientRecord(own, None, stack.rests[index], memory)
-            done = ClientRound(record, Upload(messages[index]), info)
-            done = apply_pipeline(job, done, download, keys[index])
-            if done.record is not None:
-                self._store.commit(client, done.record, round_index)
-            yield client, done.upload, done.info
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.stop()
 
-    def _solve(
-        self,
-        stack: _Stack,
-        problem: LocalProblem,
-        download: Download,
-        round_index: int,
-        keys: list[Key],
+    def _stacks(self, ids: Sequence[int], shares: int) -> list[tuple[int, ...]]:
+        """Divide a cohort into equal stacks; a small rest would cost as much as a full one."""
+        count = math.ceil(len(ids) / self._size)
+        if shares > 1:  # as many for each process
+            count = min(math.ceil(count / shares) * shares, math.ceil(len(ids) / FEWEST_STACKED))
+        bounds = [index * len(ids) // count for index in range(count + 1)]
+        return [tuple(ids[begin:end]) for begin, end in itertools.pairwise(bounds)]
+
+    def _in_this_process(
+        self, stacks: Sequence[tuple[int, ...]], download: Download, round_index: int
+    ) -> Iterator[Iterator[ClientRound]]:
+        for clients in stacks:
+            kept = tuple(map(self._store.get, clients))
+            yield stack_round(self._stacker, clients, kept, download, round_index)
+
+    def _shared(
+        self, stacks: Sequence[tuple[int, ...]], download: Download, round_index: int
+    ) -> Iterator[tuple[ClientRound, ...]]:
+        if self._pool is None:
+            self._pool = Pool(self._job, self._workers, STACK_TIMEOUT, slots=2 * self._workers)
+        shared = download._replace(missed=None)  # it is in the records that workers get
+        largest = max(map(len, stacks))
+        whole, kept, sent = needed_bytes(self._job, shared)
+        self._pool.reserve(whole, kept * largest, sent * largest)
+
+        def given(number: int) -> tuple[tuple[int, ...], Kept]:
+            records = []
+            for client in stacks[number]:
+                record = self._store.get(client)
+                if download.missed is not None:
+                    record = caught_up(self._job, client, record, download)
+                records.append(record)
+            return stacks[number], tuple(records)
+
+        return self._pool.each(_StackRound(round_index), shared, range(len(stacks)), given)
+
+
+class _StackRound(NamedTuple):
+    """Work of a process: the round of one stack."""
+
+    round_index: int
+
+    def __call__(self, job: Job, shared: Any, number: int, given: Any) -> tuple[ClientRound, ...]:
+        clients, kept = given
+        done = stack_round(Stacker(job), clients, kept, shared, self.round_index)
+        return tuple(one._replace(encoded=None) for one in done)
+
+    def named(self, number: int) -> str:
+        return f"stack {number} failed in round {self.round_index}"
+
+
+def stack_round(
+    stacker: Stacker, ids: Sequence[int], kept: Kept, download: Download, round_index: int
+) -> Iterator[ClientRound]:
+    """Yield the rounds of a stack's clients in the order of `ids`, as views of the stack."""
+    job, algorithm = stacker.job, stacker.job.algorithm
+    stack = _gather(stacker, ids, kept, download)
+    keys = [client_key(job, round_index, client) for client in stack.clients]
+    problem = job.local.problem(algorithm, download.broadcast, stack.state, stack.first)
+    result, solves = _solve(job, stack, problem, download, round_index, keys)
+    state, message = algorithm.client_update(download.broadcast, stack.state, result)
+    infos = _describe(stack.clients, problem, result, solves, global_vector(job, download))
+    parts = (state, result.memory, message)
+    states, memories, messages = (trees.unstack(part, len(ids)) for part in parts)
+    position = {client: index for index, client in enumerate(stack.clients)}
+    for client in ids:
+        index = position[client]
+        info, record = infos[index], None
+        if info.finite:
+            record = ClientRecord(states[index], None, stack.rests[index], memories[index])
+        done = ClientRound(record, Upload(messages[index]), info)
+        yield apply_pipeline(job, done, download, keys[index])
+
+
+def _gather(stacker: Stacker, ids: Sequence[int], kept: Kept, download: Download) -> _Stack:
+    job = stacker.job
+    objectives = [job.problem.clients[client] for client in ids]
+    order = sorted(range(len(ids)), key=lambda index: -objectives[index].num_samples)
+    clients = [ids[index] for index in order]
+    records = [kept[index] for index in order]
+    first = [[is_first(record, download)] for record in records]
+    found = [
+        caught_up(job, client, record, download)
+        for client, record in zip(clients, records, strict=True)
+    ]
+    state = trees.stack([record.state for record in found])
+    joined = stacker.join(clients, [objectives[index] for index in order])
+    starts = torch.tensor(first, device=job.initial.device)
+    rests = [record.error_feedback for record in found]
+    memories = [record.memory for record in found]
+    memory = None if memories[0] is None else trees.stack(memories)
+    return _Stack(clients, state, starts, joined, rests, memory)
+
+
+def _solve(
+    job: Job,
+    stack: _Stack,
+    problem: LocalProblem,
+    download: Download,
+    round_index: int,
+    keys: list[Key],
+) -> tuple[LocalResult, list[SolveInfo]]:
+    count = len(stack.clients)
+    needs = job.algorithm.requirements.local_in(round_index)
+    start = problem.start.expand(count, -1)
+    if not needs.local_solve:
+        info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
+        gradient = stack.objective.gradient(start)
+        return LocalResult(start.clone(), gradient, memory=stack.memory), [info] * count
+    solver = job.solver
+    assert isinstance(solver, IterativeSolver)
+    own = local_model(job.algorithm, stack.state)
+    theta = global_vector(job, download)
+    g = job.problem.regularizer
+    context = SolveContext(
+        round_index, needs, theta, own, stack.clients, g, job.deployed, stack.memory
+    )
+    problem = problem._replace(start=start)
+    if job.local.personal is None:
+        return solver.descend(stack.objective, problem, job.stop, keys, context)
+
+    def run(
+        problem: LocalProblem, context: SolveContext, purpose: str
     ) -> tuple[LocalResult, list[SolveInfo]]:
-        job, count = self._job, len(stack.clients)
-        needs = job.algorithm.requirements.local_in(round_index)
-        start = problem.start.expand(count, -1)
-        if not needs.local_solve:
-            info = SolveInfo(0, 1.0, 1.0, "one gradient", float("nan"))
-            gradient = stack.objective.gradient(start)
-            return LocalResult(start.clone(), gradient, memory=stack.memory), [info] * count
-        solver = job.solver
-        assert isinstance(solver, IterativeSolver)
-        own = local_model(job.algorithm, stack.state)
-        theta = global_vector(job, download)
-        g = job.problem.regularizer
-        context = SolveContext(
-            round_index, needs, theta, own, stack.clients, g, job.deployed, stack.memory
-        )
-        problem = problem._replace(start=start)
-        if job.local.personal is None:
-            return solver.descend(stack.objective, problem, job.stop, keys, context)
+        own = [derive(key, purpose) for key in keys] if purpose else keys
+        return solver.descend(stack.objective, problem, job.stop, own, context)
 
-        def run(
-            problem: LocalProblem, context: SolveContext, purpose: str
-        ) -> tuple[LocalResult, list[SolveInfo]]:
-            own = [derive(key, purpose) for key in keys] if purpose else keys
-            return solver.descend(stack.objective, problem, job.stop, own, context)
-
-        flat = job.problem.clients[stack.clients[0]].flat
-        return job.local.personal.work(run, problem, context, flat)
+    flat = job.problem.clients[stack.clients[0]].flat
+    return job.local.personal.work(run, problem, context, flat)
 
 
 def _describe(
@@ -265,6 +357,7 @@ class Stacker:
     """Stacks clients' objectives, which must all be of the kind of the first."""
 
     def __init__(self, job: Job) -> None:
+        self.job = job
         self._dtype = job.initial.dtype
         self._first: Any = job.problem.clients[0]
         self._core: Core = quadratic_core

@@ -130,7 +130,7 @@ class WorkersEngine(Engine):
         shape = trees.map_tensors(lambda leaf: (leaf.dtype, tuple(leaf.shape)), shared)
         if shape != self._shape:
             self._shape = shape
-            self._pool.reserve(*_needed_bytes(self._job, shared))
+            self._pool.reserve(*needed_bytes(self._job, shared))
 
         def record(client: int) -> ClientRecord | None:
             kept = self._store.get(client)
@@ -147,15 +147,22 @@ class WorkersEngine(Engine):
     def each(
         self, piece: Piece, shared: Any, numbers: Sequence[int], given: Callable[[int], Any]
     ) -> Iterator[Any]:
-        size = region_bytes(shared)
-        self._pool.reserve(size, 0, size + ALIGNMENT)
-        return self._pool.each(piece, shared, numbers, given)
+        return shared_evaluation(self._pool, piece, shared, numbers, given)
 
     def close(self) -> None:
         self._pool.stop()
 
 
-def _needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
+def shared_evaluation(
+    pool: Pool, piece: Piece, shared: Any, numbers: Sequence[int], given: Callable[[int], Any]
+) -> Iterator[Any]:
+    """Yield the results of a piece of work on the shared model for all numbers, in order."""
+    size = region_bytes(shared)
+    pool.reserve(size, 0, size + ALIGNMENT)
+    return pool.each(piece, shared, numbers, given)
+
+
+def needed_bytes(job: Job, download: Download) -> tuple[int, int, int]:
     """Return the sizes of a broadcast, of a record, and of a record with an update."""
     vector, buffers = job.initial, job.initial_buffers
     before = job.algorithm.init_client(vector)
@@ -266,10 +273,10 @@ class Pool:
 
     memory: Memory
 
-    def __init__(self, job: Job, workers: int, timeout: float) -> None:
+    def __init__(self, job: Job, workers: int, timeout: float, slots: int | None = None) -> None:
         self._job = job
         self._count = workers
-        self._slots = SLOTS_PER_WORKER * workers
+        self._slots = SLOTS_PER_WORKER * workers if slots is None else slots
         self._timeout = timeout
         self._workers: list[_Worker] = []
         self._begins: Begins | None = None
