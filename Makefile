@@ -37,7 +37,7 @@ demo: $(VENV)/.demo
 figure: $(VENV)/.demo
 	$(BIN)/python docs/_figures/around_the_global_model.py docs/clients.svg docs/starts.svg
 	PYTHONPATH=tests $(BIN)/python docs/_figures/implementations.py docs/implementations.svg docs/implementations.csv
-	$(BIN)/python -m studies.participation_rate --figure docs/participation-rate.svg digits
+	$(BIN)/python -m studies.participation_rate --figure docs/participation-rate.svg
 
 # What every change must pass: at most ten minutes on two idle cores.
 test: $(STAMP)

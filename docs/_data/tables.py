@@ -55,7 +55,7 @@ def participation_rate() -> str:
         "*Mean ± half of the 95 % t interval; in brackets the seeds that reached the target; a "
         "miss counts as 100 rounds. Learning rates were searched for each cell on validation "
         "samples and seeds that are not reported, with the optimum inside the grid. "
-        "`python -m studies.participation_rate digits`.*"
+        "`python -m studies.participation_rate`.*"
     )
     return "\n\n".join([*parts, note])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def draw(summaries: Mapping[str, Summary], path: Path) -> None:
             ticks = [5, 10, 20, 40, 80]
             plot.set_yticks(ticks, [str(tick) for tick in ticks])
             plot.set_yticks([], minor=True)
-            plot.set_title(title, fontsize=9)
+            plot.set_title(textwrap.fill(title, 44), fontsize=9)
             plot.set_xlabel("participation rate")
             plot.grid(axis="y", lw=0.4)
             plot.spines[["top", "right"]].set_visible(False)
