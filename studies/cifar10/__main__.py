@@ -60,7 +60,7 @@ class Setting:
 
 SETTINGS = {
     "dirichlet-cnn2-10": Setting("dirichlet", "cnn2", 10, 32, 4, 15, (1000, 1001, 1002)),
-    "dirichlet-cnn2-50": Setting("dirichlet", "cnn2", 50, 7, 1, 3, (1000,)),
+    "dirichlet-cnn2-50": Setting("dirichlet", "cnn2", 50, 14, 1, 4, (1000, 1001, 1002)),
     "shards-cnn2-10": Setting("shards", "cnn2", 10, 32, 4, 15, (1000,)),
     "dirichlet-resnet8-10": Setting("dirichlet", "resnet8", 10, 32, 4, 15, (1000,)),
 }

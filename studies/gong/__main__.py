@@ -16,10 +16,11 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ import numpy as np
 from fedadmm.study.recipes import plan
 from fedadmm.study.run_dir import RecordedRun
 from fedadmm.study.runner import run_study
+from fedadmm.study.search import search as best_of
 from fedadmm.study.single_run import run_recorded
 from fedadmm.study.spec import Cell, Search, SearchSpace, Study, cell_hash
 
@@ -91,6 +93,47 @@ def search(cell: Cell, folder: Path) -> dict[str, Any]:
     return {"lr": chosen[key], "chosen": chosen, "tried": tried, **named}
 
 
+def worth(values: list[float], shards: bool, target: float) -> float:
+    """How good a rate's curve is: above 1 if the target was reached, the sooner the better.
+
+    Otherwise the accuracy after the last round, with two shards the mean of the last eight rounds.
+    """
+    if max(values, default=0.0) >= target:
+        return 2 - len(values) / 1000
+    return fmean(values[-8 if shards else -1 :] or [0.0])
+
+
+def extended(cell: Cell, found: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Go on with a search of an earlier version of this program until its rate is not at an edge.
+
+    Such a search has the test accuracies of each rate in `curves`, on seed 1000; a new rate has as
+    many rounds as the longest of them.
+    """
+    shards, target = cell.setting.endswith("-shards"), cell.run.target
+    assert target is not None
+    curves = {float(rate): values for rate, values in found["curves"].items()}
+    rounds = max(map(len, curves.values()))
+
+    def score(values: Mapping[str, Any], seed: int) -> float:
+        lr = values["lr"]
+        if lr not in curves:
+            tried = with_rate(cell, lr, seed, rounds).chosen({"problem.max_test": 2000})
+            curves[lr] = curve(run_recorded(tried.run, folder))
+            shutil.rmtree(folder)
+            print(cell.name, lr, curves[lr], flush=True)
+        return worth(curves[lr], shards, target.value)
+
+    best = best_of({"lr": tuple(curves)}, score, (1000,)).chosen["lr"]
+    return found | {"lr": best, "curves": {f"{lr:g}": curves[lr] for lr in sorted(curves)}}
+
+
+def rate_of(found: dict[str, Any]) -> float:
+    """The learning rate of a reported run; the first files have it in their configuration only."""
+    if "lr" in found:
+        return float(found["lr"])
+    return float((found["config"].get("local") or found["config"])["solver"]["lr"])
+
+
 def reported(cell: Cell, lr: float, seed: int, unfinished: Path) -> dict[str, Any]:
     """The run of a seed until the target, or as many rounds as there are at most.
 
@@ -122,11 +165,21 @@ def main() -> None:
         tuned = f"{known[name].setting}-fedavg" if "-ladder-" in name else name  # one rate for all
         cache = Path(".cache/gong")
         make = partial(search, known[tuned], cache / f"{tuned}-search")
-        lr = kept(folder / f"{tuned}-search.json", make)["lr"]
+        path = folder / f"{tuned}-search.json"
+        rates = kept(path, make)
+        if "curves" in rates:
+            more = extended(known[tuned], rates, cache / f"{tuned}-more")
+            if more != rates:
+                path.write_text(json.dumps(more, indent=1) + "\n")
+            rates = more
+        lr = rates["lr"]
         for seed in range(arguments.seeds):
             run = f"{name}-seed{seed}"
             make = partial(reported, known[name], lr, seed, cache / f"{run}-{lr}")
-            found = kept(folder / f"{run}.json", make)
+            path = folder / f"{run}.json"
+            if path.exists() and rate_of(json.loads(path.read_text())) != lr:
+                path.unlink()  # it was run before the search went on
+            found = kept(path, make)
             rounds, seconds = found["rounds_to_target"], found["seconds"]
             print(f"{run}: lr {lr}, {rounds} rounds, {seconds} s", flush=True)
 

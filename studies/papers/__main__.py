@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from fedadmm.study.reproduce import markdown
-from studies.gong.__main__ import CAP, RATES, ROUNDS, planned
+from studies.gong.__main__ import CAP, RATES, ROUNDS, planned, rate_of
 from studies.papers.others import OTHERS, RESULTS, stored
 
 HERE = Path(__file__).parent
@@ -101,9 +101,13 @@ def gong() -> str:
         if not (runs := gong_runs(name)):
             continue
         first, paper = runs[0], cell.about["paper"]
-        rate = first.get("lr") or (first["config"].get("local") or first["config"])["solver"]["lr"]
         best = max(max(run["curve"]) for run in runs)
-        row = [cell.about["setting_title"], cell.about["title"], cell.about["reading"], f"{rate:g}"]
+        row = [
+            cell.about["setting_title"],
+            cell.about["title"],
+            cell.about["reading"],
+            f"{rate_of(first):g}",
+        ]
         row += [", ".join(map(reached, runs)), f"{best:.1%}", "" if paper is None else f"{paper:g}"]
         minutes = sum(run["seconds"] for run in runs) / 60
         lines.append(f"| {' | '.join(row)} | {minutes:.0f} |")
