@@ -76,19 +76,35 @@ def hospitals() -> str:
     return f"{text}\n\n{note}"
 
 
+def preset_hospitals() -> str:
+    """Return accuracy and loss of the preset's models by hospital."""
+    from studies.hospitals.preset import RESULTS, table
+
+    shown = table(json.loads(RESULTS.read_text("utf-8"))["splits"])
+    note = (
+        "*Mean ± half of the 95 % t interval over ten splits; paired differences in the last "
+        "column. `python -m studies.hospitals.preset`.*"
+    )
+    return f"{shown}\n\n{note}"
+
+
 def cifar10() -> str:
     """Return the cells of the CIFAR-10 study that have been run."""
     from studies.cifar10.__main__ import RESULTS, SETTINGS, table
 
     found = [name for name in SETTINGS if (RESULTS / f"{name}.json").exists()]
-    shown = [f"**{name}**\n\n{table(name)}" for name in found if table(name).count("\n") > 1]
+    shown = [
+        f"**{SETTINGS[name].title}**\n\n{table(name)}"
+        for name in found
+        if table(name).count("\n") > 1
+    ]
     if not shown:
         return "No cell of it has been run on the full data yet."
     note = (
-        "*100 clients, ten local steps with batches of ten, 32 rounds with 10 % of them, three "
-        "seeds; mean ± half of the 95 % t interval. Learning rates, and whether the server's model "
-        "or the participants' mean is reported, were chosen on validation samples and seeds that "
-        "are not reported. `python -m studies.cifar10`.*"
+        "*100 clients, ten local steps with batches of ten, three seeds; mean ± half of the 95 % t "
+        "interval. Learning rates, and whether the server's model or the participants' mean is "
+        "reported, were chosen on validation samples and seeds that are not reported. "
+        "`python -m studies.cifar10`.*"
     )
     return "\n\n".join([*shown, note])
 
@@ -122,11 +138,25 @@ def attacks() -> str:
     return f"{markdown([['', *columns], *rows])}\n\n{note}"
 
 
+def inversion() -> str:
+    """Return what a server recovers from one client's update."""
+    from studies.inversion.__main__ import AttackResult, table
+
+    found = json.loads((ROOT / "studies/inversion/results.json").read_text("utf-8"))
+    note = (
+        "*One client, one seed; a sample counts as recovered from 20 dB on. "
+        "`python -m studies.inversion --out studies/inversion/results.json`.*"
+    )
+    return f"{table(AttackResult(**row) for row in found)}\n\n{note}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "participation-rate": participation_rate,
     "hospitals": hospitals,
+    "preset-hospitals": preset_hospitals,
     "cifar10": cifar10,
     "attacks": attacks,
+    "inversion": inversion,
     **{
         path.stem: lambda name=path.stem: stored(name)  # type: ignore[misc]
         for path in HERE.glob("*.csv")

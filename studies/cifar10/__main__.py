@@ -57,6 +57,13 @@ class Setting:
     search_rounds: int
     search_seeds: tuple[int, ...]
 
+    @property
+    def title(self) -> str:
+        """What is run, in words."""
+        split = {"dirichlet": "Dirichlet 0.3", "shards": "two shards"}[self.partition]
+        model = {"cnn2": "CNN 2", "resnet8": "ResNet-8"}[self.model]
+        return f"{split}, {model}, {self.participants} % of the clients, {self.rounds} rounds"
+
 
 SETTINGS = {
     "dirichlet-cnn2-10": Setting("dirichlet", "cnn2", 10, 32, 4, 15, (1000, 1001, 1002)),
@@ -213,7 +220,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in chosen.settings:
         if chosen.table:
-            print(f"{name}\n\n{table(name)}\n")
+            print(f"{SETTINGS[name].title}\n\n{table(name)}\n")
         else:
             complete(name)
 

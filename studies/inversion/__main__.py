@@ -1,6 +1,7 @@
 """Which settings protect samples from an honest-but-curious server.
 
     OMP_NUM_THREADS=1 python -m studies.inversion [--method fedadmm] [--client 0] [--round 1]
+                                                  [--out studies/inversion/results.json]
 
 The attacked client trains on a few of its samples. The server knows the model, the method, the
 local settings and all earlier messages of the client, and reconstructs labels and samples from the
@@ -11,9 +12,11 @@ on the aggregate (seen by an observer who sees only the sum and knows all other 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -140,24 +143,42 @@ def _clipped(transcript: Transcript, noise: float, seed: int) -> Transcript:
     return Transcript(rounds, transcript.job)
 
 
+def table(found: Iterable[AttackResult]) -> str:
+    """The results as a Markdown table."""
+    lines = [
+        [
+            row.title,
+            row.observer,
+            f"{row.labels:.0%}".replace("%", " %"),
+            f"{row.recovered} of {row.samples}",
+            f"{row.psnr:.1f}",
+            row.attack,
+        ]
+        for row in found
+    ]
+    headings = ["update", "seen by", "labels", "recovered", "PSNR (dB)", "attack"]
+    return "\n".join(pipes(headings, lines))
+
+
 def main() -> None:
+    """Attack in every setting and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", choices=METHODS, default="fedadmm")
     parser.add_argument("--client", type=int, default=0)
     parser.add_argument("--round", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="write the results to this JSON file too")
     given = parser.parse_args()
     problem = fa.problems.load("digits", clients=50, partition="shards", model="mlp-64-32-10")
-    lines = []
-    for setting in SETTINGS:
-        if given.method == "fedsgd" and (setting.steps > 1 or setting.private):
-            continue  # FedSGD sends one gradient and makes no local step.
-        row = attack(problem, METHODS[given.method], setting, given.client, given.round)
-        shown = f"{row.recovered} of {row.samples}"
-        lines.append(
-            [row.title, row.observer, f"{row.labels:.0%}", shown, f"{row.psnr:.1f}", row.attack]
-        )
-    headings = ["update", "seen by", "labels", "recovered", "PSNR (dB)", "attack"]
-    print("\n".join(pipes(headings, lines)))
+    found = [
+        attack(problem, METHODS[given.method], setting, given.client, given.round)
+        for setting in SETTINGS
+        # FedSGD sends one gradient and makes no local step.
+        if given.method != "fedsgd" or (setting.steps == 1 and not setting.private)
+    ]
+    print(table(found))
+    if given.out is not None:
+        rows = [row._asdict() | {"psnr": round(row.psnr, 2)} for row in found]
+        given.out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
