@@ -11,6 +11,7 @@ from sources import docstring, example, one_line, paragraphs, summary
 
 from fedadmm.algorithms import REGISTRY
 from fedadmm.core.contracts import AnyAlgorithm, Requirements
+from fedadmm.study.methods import GROUPS, group
 
 
 def pages() -> dict[str, str]:
@@ -36,27 +37,6 @@ def _requirements(method: type[AnyAlgorithm]) -> Requirements:
     return method(**{field.name: 1.0 for field in needed}).requirements
 
 
-GROUPS = {
-    "Primal-dual methods": "aligned a-fedpd async-feddr consensus fedadmm feddr fedpd feddyn "
-    "fedsplit",
-    "Corrections at the client": "scaffold scaffnew adabest fedcm fednova",
-    "Averaging, server optimisers, asynchronous and personalised": "",
-    "Variants that follow a paper's text or program": "",
-}
-"""Group -> beginnings of the names of its methods; others are in the last but one."""
-
-
-def _group(method: type[AnyAlgorithm]) -> str:
-    """Return the group of a method."""
-    titles = list(GROUPS)
-    if method.name.endswith(("-released", "-printed")):
-        return titles[-1]
-    for title, names in GROUPS.items():
-        if any(method.name.startswith(name) for name in names.split()):
-            return title
-    return titles[-2]
-
-
 def _overview() -> str:
     parts = [
         "# All methods",
@@ -69,7 +49,7 @@ def _overview() -> str:
             f"{_yes(not _requirements(method).full_participation)} | "
             f"{_yes(_requirements(method).regularizer)} |"
             for method in _sorted()
-            if _group(method) == title
+            if group(method.name) == title
         ]
         head = [
             "| method | name | paper | partial participation | regularizer g |",

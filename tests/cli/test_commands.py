@@ -150,7 +150,7 @@ def test_compare_ends_with_a_table_and_the_report(tmp_path: Path) -> None:
     result = call("compare", config, "--out", out, "--jobs", 1)
     assert result.exit_code == 0, result.stderr
     assert "FedAvg" in result.stdout
-    assert "1 ± 0" in result.stdout
+    assert "1.0 ± 0.0" in result.stdout
     assert result.stdout.rstrip().endswith("report.html")
     for name in ("results.json", "study.toml", "report.html"):
         assert (out / name).is_file()
@@ -330,6 +330,8 @@ def test_algorithms_lists_every_method_and_what_it_sends() -> None:
     cards = {card["name"]: card for card in document("algorithms")["algorithms"]}
     assert set(cards) == set(REGISTRY)
     assert (cards["scaffold"]["up"], cards["scaffold"]["down"]) == (2, 2)
+    # The model, and what the client missed of the participants' dual steps.
+    assert (cards["aligned-admm"]["up"], cards["aligned-admm"]["down"]) == (1, 2)
     assert (cards["fedavg"]["up"], cards["fedavg"]["state"]) == (1, [])
     assert cards["fedadmm"]["state"][:2] == ["w", "y"]
     assert "full participation only" in cards["fedpd"]["accepts"]

@@ -174,8 +174,8 @@ def test_of_equally_quick_methods_the_one_that_sent_less_is_first() -> None:
 def test_rounds_in_words_say_who_missed_the_target() -> None:
     found = results.results(LONG, TARGET)
     shown = {row.label: results.reached(found, row) for row in found.rows}
-    assert shown["mean"] == "4.5 ± 0.71"
-    assert shown["lost"] == "≥ 10.5 ± 13 (reached by 1 of 2)"
+    assert shown["mean"] == "4.5 ± 0.7"
+    assert shown["lost"] == "≥ 10.5 ± 13.4 (reached by 1 of 2)"
     missed = results.results([recorded("x", 0, [0.1])], TARGET)
     assert results.reached(missed, missed.rows[0]) == "not reached (0 of 1)"
     untargeted = results.results(RUNS, None)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fedadmm.study.methods import Card
 
 _LEGEND = (
-    "keeps: what a client remembers between rounds; sends: what it uploads in a round; both in "
-    "models, that is in vectors as long as the model's"
+    "keeps: vectors as long as the model that a client keeps between rounds; up, down: those that "
+    "it sends and receives in a round"
 )
 
 
@@ -43,13 +43,23 @@ def _print_list(cards: list[Card]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "what it does", "keeps", "sends", box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for card in sorted(cards):
-        kept = sum("(" not in field for field in card.state)  # what is as long as the model
-        table.add_row(card.name, card.summary, str(kept), f"{card.up:.3g}")
+    from fedadmm.study.methods import GROUPS, group
+
     console = Console()
-    console.print(table)
+    longest = max(len(card.name) for card in cards)
+    for title in GROUPS:
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left", expand=True)
+        table.add_column("method", min_width=longest, no_wrap=True)
+        table.add_column("what it does", ratio=1)
+        for heading in ("keeps", "up", "down"):
+            table.add_column(heading, justify="right")
+        for card in sorted(cards):
+            if group(card.name) == title:
+                kept = sum("(" not in field for field in card.state)  # vectors, not numbers
+                sent = (f"{one:.3g}" for one in (card.up, card.down))
+                table.add_row(card.name, card.line, str(kept), *sent)
+        console.print(table)
+        console.print()
     console.print(_LEGEND, highlight=False)
     console.print("fedadmm algorithms NAME shows one with its paper and keys", highlight=False)
 

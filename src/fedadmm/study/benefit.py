@@ -105,11 +105,12 @@ class SiteBenefit(NamedTuple):
         ]
         unit = "points" if share else "less error"
         notes.append(
-            f"local: trained on the site's own samples; gain: {how} minus local in {unit}, with a "
-            "95 % bootstrap interval over the test samples of one split"
+            "n: test samples; local: trained on the site's own samples; gain: "
+            f"{how} minus local in {unit}, with a 95 % bootstrap interval over the test samples of "
+            "one split"
         )
         title = f"Does federating help? {what.capitalize()} on each site's test samples"
-        headings = ["site", "test samples", *self.scores, "gain", "verdict"]
+        headings = ["site", "n", *self.scores, "gain", "verdict"]
         return Table(title, headings, lines, "\n".join(notes))
 
     def _shown(self, gain: Gain) -> str:

@@ -42,13 +42,15 @@ def metric(name: str, value: float) -> str:
     return number(value, run_history.metric(name).share)
 
 
-def spread(found: Spread, share: bool = False) -> str:
-    """Format a mean ± standard deviation; a single value has no deviation."""
+def spread(found: Spread, share: bool = False, rounds: bool = False) -> str:
+    """Format a mean ± standard deviation; one value has none, and rounds have one decimal."""
     if found.mean is None or found.std is None:
         return NOTHING
     text = number(found.mean, share)
     if found.count < 2:
         return text
+    if rounds:
+        return f"{found.mean:.1f} ± {found.std:.1f}"
     deviation = f"{100 * found.std:.1f}" if share else f"{found.std:.2g}"
     return f"{text.removesuffix(' %')} ± {deviation}{' %' if share else ''}"
 

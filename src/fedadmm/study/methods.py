@@ -1,4 +1,4 @@
-"""What there is to say about a method, found out by trying it on a small vector."""
+"""Facts about a method for lists and pages, found out by trying it on a small vector."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from fedadmm.core import trees
 from fedadmm.core.capabilities import fit_penalties
+from fedadmm.core.catch_up import initial_catch_up
 from fedadmm.core.compatibility import default_requirements
 from fedadmm.core.config_tree import suggestion
 from fedadmm.core.contracts import AnyAlgorithm, LocalNeeds, LocalResult, Round
@@ -24,6 +25,8 @@ _LENGTH = 1000
 """Length of the vectors of a trial client, so long that scalars in a message hardly count."""
 _SECTION = re.compile(r"^(?:Args|Returns|Raises|Example):$", re.MULTILINE)
 """Heading of a section of a docstring."""
+_REFERENCE = re.compile(r" \([^()]*(?:et al\.|\d{4})[^()]*\)$")
+"""The paper in parentheses at the end of a summary."""
 
 
 class Card(NamedTuple):
@@ -45,6 +48,14 @@ class Card(NamedTuple):
     accepts: list[str]
     keys: list[str]
     """Every key of its table, with what it may hold and its default."""
+
+    @property
+    def line(self) -> str:
+        """The summary for a list: without the method's own name and without the reference."""
+        head, _, rest = self.summary.removesuffix(".").partition(": ")
+        own = rest and head.lower().replace(" ", "-") in (self.name, self.name.replace("-", ""))
+        text = _REFERENCE.sub("", rest if own else head + (f": {rest}" if rest else ""))
+        return text[:1].upper() + text[1:]
 
 
 def own_engine(name: str | None) -> dict[str, str]:
@@ -89,6 +100,30 @@ def _required(kind: type[Any]) -> list[str]:
     ]
 
 
+GROUPS = {
+    "Primal-dual methods": "aligned a-fedpd async-feddr consensus fedadmm feddr fedpd feddyn "
+    "fedsplit",
+    "Corrections at the client": "scaffold scaffnew adabest fedcm fednova",
+    "Averaging, server optimisers, asynchronous and personalised": "",
+    "Variants that follow a paper's text or program": "",
+}
+"""Group -> beginnings of the names of its methods; others are in the last but one."""
+
+
+def group(name: str) -> str:
+    """Return the group of a method in lists.
+
+    Example:
+        >>> group("fedyogi")
+        'Averaging, server optimisers, asynchronous and personalised'
+    """
+    titles = list(GROUPS)
+    if name.endswith(("-released", "-printed")):
+        return titles[-1]
+    found = (t for t, names in GROUPS.items() if any(name.startswith(n) for n in names.split()))
+    return next(found, titles[-2])
+
+
 def cards() -> list[Card]:
     """All methods."""
     return [card(name) for name in _known()]
@@ -105,7 +140,9 @@ def card(name: str) -> Card:
     method: AnyAlgorithm = _tried(name)
     vector = torch.zeros(_LENGTH)
     client = method.init_client(vector)
-    broadcast = method.broadcast(method.init_server(vector), Round(0, 0))
+    server = method.init_server(vector)
+    broadcast = method.broadcast(server, Round(0, 0))
+    catch_up = initial_catch_up(method, server)
     result = LocalResult.like(vector)
     _, message = method.client_update(broadcast, client, result)
     summary, _, details = inspect.cleandoc(type(method).__doc__ or "").partition("\n")
@@ -117,7 +154,7 @@ def card(name: str) -> Card:
         meanings=_meanings(details),
         state=_state(client),
         up=_vectors(message),
-        down=_vectors(broadcast),
+        down=_vectors(broadcast) + (0 if catch_up is None else _vectors(catch_up.total)),
         accepts=_accepts(method),
         keys=_keys(name),
     )

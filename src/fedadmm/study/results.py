@@ -419,7 +419,7 @@ def reached(found: Results, row: MethodSummary) -> str:
         return formatting.NOTHING
     if not row.reached:
         return f"not reached (0 of {row.seeds})"
-    text = formatting.spread(replace(row.rounds, count=row.seeds))
+    text = formatting.spread(replace(row.rounds, count=row.seeds), rounds=True)
     return text if row.rounds.complete else f"≥ {text} (reached by {row.reached} of {row.seeds})"
 
 
@@ -488,9 +488,17 @@ def _in_short(found: Results) -> str | None:
 
 
 def _significance(found: Results) -> str | None:
-    """Which rows differ significantly from the method that they are compared with."""
+    """Which rows differ significantly from the method that they are compared with.
+
+    Where the best two are compared with each other, the second's row says it for both.
+    """
     groups: dict[str, list[MethodSummary]] = {}
+    best, second = (one.label for one in found.lead[:2]) if found.lead else ("", "")
+    compared_with = {row.label: row.compared_with for row in found.rows}
+    mutual = compared_with.get(second) == best
     for row in found.rows:
+        if row.label == best and row.compared_with == second and mutual:
+            continue
         if row.difference is not None and row.difference.low is not None:
             groups.setdefault(found.named(row.compared_with), []).append(row)
     parts = []
@@ -511,13 +519,15 @@ def _significance(found: Results) -> str | None:
             ],
         }
         parts += [f"{words}: {'; '.join(names)}" for words, names in sides.items() if names]
-    return " · ".join(parts) or None  # labels may hold commas
+    return " · ".join(parts) or None  # labels may contain commas
 
 
 def signed(found: Results, value: float) -> str:
     """A difference of the compared quantity, with its sign."""
     share = not found.by_rounds and run_history.metric(found.metric or "").share
-    return (f"{100 * value:+.1f}" if share else f"{value:+.3g}").replace("-", "−")
+    decimals = found.by_rounds or share
+    text = f"{100 * value if share else value:+.1f}" if decimals else f"{value:+.3g}"
+    return text.replace("-", "−")
 
 
 def compared(found: Results, row: MethodSummary) -> str:
