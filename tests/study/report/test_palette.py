@@ -86,6 +86,14 @@ def test_methods_differ_in_colour_or_in_dashes(deficiency: str, theme: str) -> N
         assert distance >= NOTICEABLE or one.dash != two.dash, (name, other, distance)
 
 
+@pytest.mark.parametrize("theme", CARDS)
+def test_methods_that_are_often_compared_differ_in_colour_alone(theme: str) -> None:
+    names = ["fedavg", "fedprox", "scaffold", "feddyn", "fedadmm", "aligned-admm", "feddr"]
+    for one, other in itertools.combinations(names, 2):
+        ends = [lab(linear(getattr(STYLES[name], theme))) for name in (one, other)]
+        assert np.linalg.norm(ends[0] - ends[1]) >= 1.5 * NOTICEABLE, (one, other)
+
+
 def test_labels_of_one_algorithm_have_colours_of_their_own() -> None:
     found = styles({"rho 0.1": "fedadmm", "rho 1": "fedadmm", "mine": "fedmine", "x": "fedx"})
     assert found["rho 0.1"].light == STYLES["fedadmm"].light

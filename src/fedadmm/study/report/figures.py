@@ -245,7 +245,7 @@ STYLES = {
     "feddyn": Style("#882255", "#d4719f", DASHDOT),
     "fedpd": Style("#6a4fb3", "#b3a0ee", DASH),
     "fedadmm": Style("#0072b2", "#4db1ec", SOLID),
-    "aligned-admm": Style("#907833", "#c6ac60", SOLID),
+    "aligned-admm": Style("#9f05f5", "#a028fe", SOLID),
     "fedadmm-in": Style("#2a8fc4", "#8ccbf2", DOT),
     "fedadmm-insa": Style("#00856a", "#35c9a3", SOLID),
     "feddr": Style("#d55e00", "#ff8a3d", SOLID),
