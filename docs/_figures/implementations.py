@@ -109,6 +109,11 @@ STYLES = {
 }
 
 
+SENSITIVE = {"bayes-admm"}
+"""Programs without numbers after round 30: near the optimum the norm's gradient is not smooth, so
+that rounding, which differs between processors, grows to 3 % in round 100."""
+
+
 def figure(curves: dict[str, dict[str, Array]]) -> Figure:
     """Draw one panel per method."""
     drawn = Figure(figsize=(8.6, 3.5), layout="constrained")
@@ -133,6 +138,6 @@ if __name__ == "__main__":
         table.writerow(["method", "program", "round", "distance"])
         for panel, programs_of in made.items():
             for name, distances in programs_of.items():
-                for number in (1, 3, 10, 30, 100, 300):
+                for number in (1, 3, 10, 30) if name in SENSITIVE else (1, 3, 10, 30, 100, 300):
                     row = [panel, name, number, f"{distances[number - 1]:.3g}"]
                     table.writerow(row)
