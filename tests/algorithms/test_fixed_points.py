@@ -271,10 +271,11 @@ REST = [
 
 @pytest.mark.parametrize(("title", "kind"), REST)
 def test_the_optimum_is_a_fixed_point(title, kind):
-    """In four of the twelve circumstances, others for every case."""
+    """In two of the twelve circumstances, others for every case."""
     case = CASES[title]
     circumstances = list(itertools.product(samplers(case.method), (True, False), (None, WEIGHTS)))
-    for sampler, exact, weights in circumstances[REST.index((title, kind)) % 3 :: 3]:
+    half = len(circumstances) // 2
+    for sampler, exact, weights in circumstances[REST.index((title, kind)) % half :: half]:
         assert moved(case, kind, sampler, exact, weights) < 1e-10
 
 

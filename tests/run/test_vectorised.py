@@ -24,6 +24,7 @@ from support.engines import (
     tanh_net,
 )
 from support.rejections import naming
+from support.thinning import thinned
 
 
 def _equal(
@@ -247,7 +248,7 @@ def _problem_of_many(size: int = 11) -> fa.Problem:
     return model_federation(tanh_net, sizes=tuple(3 + 5 * (i % 4) for i in range(size)))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", thinned(4, ALGORITHMS))
 def test_every_method_in_processes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks in three processes: the same bits as in one, whoever took part before."""
     method = ALGORITHMS[name]
