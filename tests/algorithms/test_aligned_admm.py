@@ -39,6 +39,7 @@ from support.federations import (
 from support.given_delays import GivenDelays
 from support.rejections import naming
 from support.resumable import assert_continued, interrupted, run as resumable_run
+from support.thinning import thinned
 
 PROX = {
     "none": (None, lambda v, t: v),
@@ -93,10 +94,10 @@ def assert_close(found: Any, expected: Array) -> None:
     np.testing.assert_allclose(stacked(found) / scale, expected / scale, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", PROX)
-@pytest.mark.parametrize("members", ["all", "seen"])
-@pytest.mark.parametrize("sampler", PARTIAL_SAMPLERS)
-@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("sigma", "sampler", "members", "kind"),
+    thinned(5, [0.0, 0.3, 1.0], PARTIAL_SAMPLERS, ["all", "seen"], PROX),
+)
 def test_every_absent_dual_is_moved(sigma, sampler, members, kind):
     given = federation(91, weights=WEIGHTS, regularizer=PROX[kind][0])
     rho = fa.schedules.Piecewise({0: 1.2, 9: 2.0})

@@ -280,7 +280,7 @@ def harmless(result: Any) -> None:
         assert len(result.stderr) < 1500
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_mutated_configuration_gives_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -295,7 +295,7 @@ def test_no_mutated_configuration_gives_a_traceback(
     harmless(call("run", path, "--out", folder / "out", "--no-report"))
 
 
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_damaged_file_gives_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -12,6 +12,7 @@ from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.pipeline.postprocessors import vectors_of
 from support.federations import WEIGHTS, distance, federation, run
 from support.rejections import naming
+from support.thinning import thinned
 from test_properties import DETERMINISTIC, ROWS, cohort, least_squares_federation
 
 COMPRESSED = {
@@ -72,8 +73,9 @@ def options(row: Any, stages: list[Any]) -> dict[str, Any]:
     return {"sampler": cohort(row), "pipeline": stages, "seed": 3, **DETERMINISTIC}
 
 
-@pytest.mark.parametrize("stages", STAGES)
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in WHOLE])
+@pytest.mark.parametrize(
+    ("name", "stages"), thinned(3, [name for name in ROWS if name not in WHOLE], STAGES)
+)
 def test_the_server_has_what_was_sent_and_the_client_the_rest(name, stages, monkeypatch):
     row, given = ROWS[name], least_squares_federation()
     spy, store = Spy(monkeypatch, row.algorithm), fa.MemoryStore()

@@ -5,8 +5,6 @@ The memory is kept on every engine and across an interruption.
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -18,6 +16,7 @@ from support import resumable
 from support.engines import PROBLEMS, assert_same_run, run
 from support.federations import WEIGHTS, Array, assert_same, federation, run as run_quadratics
 from support.rejections import naming
+from support.thinning import thinned
 
 STEPS, RHO = 4, 1.3
 ROUNDS = 12
@@ -121,10 +120,7 @@ STOPS = {
 }
 
 
-CASES = list(itertools.product(SOLVERS, METHODS, STOPS))[::3]
-
-
-@pytest.mark.parametrize(("solver", "method", "stop"), CASES)
+@pytest.mark.parametrize(("solver", "method", "stop"), thinned(7, SOLVERS, METHODS, STOPS))
 @pytest.mark.parametrize("problem", ["perceptron", "tanh", "least squares"])
 def test_stacked(solver, method, stop, problem):
     given = {"solver": SOLVERS[solver], "stop": STOPS[stop], "rounds": 6}

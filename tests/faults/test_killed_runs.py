@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from support.resumable import fingerprints, run, untimed
+from support.thinning import thinned
 
 ROUNDS = 24
 KILLS = 20
+"""Trials before a release; a third of them for every change."""
 PATIENCE = 60.0
 
 
@@ -90,7 +92,7 @@ def kill_after(
     assert launcher.answer() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("trial", range(KILLS))
+@pytest.mark.parametrize("trial", thinned(3, range(KILLS)))
 def test_a_killed_run_resumes_bit_for_bit(
     trial: int, launcher: Launcher, expected: Any, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from fedadmm.run.diagnostics import duality
 from fedadmm.study.config import resolve
 from support.federations import WEIGHTS, Array, Federation, federation, run
 from support.rejections import naming
+from support.thinning import thinned
 
 LOOK: Any = {"evaluate": False, "callbacks": [fa.Diagnostics(1, clients=0, duality=True)]}
 METHODS = {
@@ -55,8 +56,7 @@ def infimum(given: Federation, name: str) -> float:
     return mean_value(given, x) + float(value(x))
 
 
-@pytest.mark.parametrize("name", REGULARIZERS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "name"), thinned(3, METHODS, REGULARIZERS))
 def test_the_gap_encloses_the_infimum_and_closes(method, name):
     given = federation(31, weights=WEIGHTS, regularizer=REGULARIZERS[name][0])
     options = {"sampler": fa.UniformSampling(3), "seed": 4, **LOOK}

@@ -92,6 +92,7 @@ def test_ray_equals_sequential(algorithm: Any, monkeypatch: pytest.MonkeyPatch) 
     assert_close(result, run(5, **options))
 
 
+@pytest.mark.release
 def test_what_leaves_a_client_is_the_same() -> None:
     """Noised steps at the actors, and stages whose rest stays with its client."""
     options: Any = {
@@ -173,6 +174,7 @@ def test_only_the_samples_of_one_client_are_sent() -> None:
     assert torch.equal(there.inputs, model.inputs)
 
 
+@pytest.mark.release
 def test_clients_are_divided_by_their_numbers_of_samples() -> None:
     """Ids that are all even would all go to one of two actors; the rows are 10, 20 … 80."""
     draws = torch.Generator().manual_seed(0)
@@ -255,6 +257,7 @@ def test_what_does_not_fit_is_rejected() -> None:
         Ray(timeout=0.0)
 
 
+@pytest.mark.release
 def test_an_answer_that_does_not_come_is_not_waited_for_for_ever() -> None:
     with pytest.raises(fa.errors.EngineError, match=naming("actor 0 1e-06 seconds")):
         run(2, engine=Ray(actors=1, timeout=1e-6))

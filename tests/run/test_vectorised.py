@@ -24,6 +24,7 @@ from support.engines import (
     tanh_net,
 )
 from support.rejections import naming
+from support.thinning import thinned
 
 
 def _equal(
@@ -125,6 +126,11 @@ def test_full_batches(name: str, solver: object) -> None:
 @pytest.mark.parametrize("stack", [1, 3])
 def test_small_stacks(stack: int) -> None:
     _equal(ALGORITHMS["fedadmm-insa"], "perceptron", Vectorised(stack=stack))
+
+
+def test_rounds_without_participants() -> None:
+    sampler = fa.TraceSampling([list(range(len(SIZES))), [], [1]])
+    _equal(ALGORITHMS["fedadmm-insa"], "perceptron", sampler=sampler, rounds=3)
 
 
 def test_clients_with_more_samples_than_one_pass_takes() -> None:
@@ -242,7 +248,7 @@ def _problem_of_many(size: int = 11) -> fa.Problem:
     return model_federation(tanh_net, sizes=tuple(3 + 5 * (i % 4) for i in range(size)))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", thinned(4, ALGORITHMS))
 def test_every_method_in_processes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks in three processes: the same bits as in one, whoever took part before."""
     method = ALGORITHMS[name]

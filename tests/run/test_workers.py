@@ -24,6 +24,7 @@ from fedadmm.core.rng import derive, uniform
 from fedadmm.run.engines import Workers
 from support.engines import ALGORITHMS, PROBLEMS, assert_same_run, model_federation, run
 from support.rejections import naming
+from support.thinning import thinned
 
 TWO = Workers(workers=2, timeout=60.0)
 
@@ -34,7 +35,7 @@ def _no_process_stays() -> object:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", thinned(3, ALGORITHMS))
 def test_every_method(name: str) -> None:
     problem = PROBLEMS["perceptron"]
     expected = run("sequential", ALGORITHMS[name], problem())

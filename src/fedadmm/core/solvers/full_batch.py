@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -167,6 +168,12 @@ class LBFGS(IterativeSolver):
         return _LBFGSStepper(loss, self.lr, self.history)
 
 
+@cache
+def _is_quadratic(kind: type) -> bool:
+    """Whether objectives of a class are quadratic; looking at a protocol's members takes long."""
+    return issubclass(kind, QuadraticObjective)
+
+
 @part("solver", "exact")
 class ExactSolver(LocalSolver):
     """Exact solution of local problems with a quadratic objective.
@@ -186,7 +193,7 @@ class ExactSolver(LocalSolver):
     def check_run(self, run: Setup) -> Iterator[str]:
         yield from super().check_run(run)
         client, needs = run.problem.clients[0], run.algorithm.requirements.local
-        if needs.local_solve and not isinstance(client, QuadraticObjective):
+        if needs.local_solve and not _is_quadratic(type(client)):
             yield (
                 f"problem: got clients with {type(client).__name__}, expected quadratic objectives "
                 "for ExactSolver. Use SGD, GradientDescent, AcceleratedGradient or LBFGS."
@@ -200,15 +207,16 @@ class ExactSolver(LocalSolver):
         key: Key,
         context: SolveContext = OUTSIDE_RUN,
     ) -> tuple[LocalResult, SolveInfo]:
-        if not isinstance(objective, QuadraticObjective):
+        if not _is_quadratic(type(objective)):
             raise CompatibilityError(
                 f"ExactSolver: the objective is a {type(objective).__name__}, but a quadratic one "
                 "is needed (Quadratic, LeastSquares)"
             )
+        quadratic = cast(QuadraticObjective, objective)
         loss = LocalLoss(OneObjective(objective), problem)
-        matrix = objective.hessian()
+        matrix = quadratic.hessian()
         matrix = matrix + loss.weight * torch.eye(len(matrix)).to(matrix)
-        right = objective.offset() if loss.offset is None else objective.offset() - loss.offset
+        right = quadratic.offset() if loss.offset is None else quadratic.offset() - loss.offset
         params, info = torch.linalg.solve_ex(matrix, right)
         if int(info) != 0:
             raise CompatibilityError(
