@@ -11,15 +11,17 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 import fedadmm
 from fedadmm.core import clock
 from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.problem import Problem
+from fedadmm.core.validation import CLIENT_LIMIT, Natural
 from fedadmm.run.evaluation import Target
 from fedadmm.run.metrics import (
     Best,
@@ -57,6 +59,26 @@ RUNNING: Final = "running"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
 """The codes of runs that are not at their end; the others are those of an `Ending`."""
+
+SUMMARY_ENTRIES: Mapping[str, Any] = {
+    **dict.fromkeys(("algorithm", "method", "label", "status", "code"), str),
+    "seed": int | None,
+    "final": Mapping[str, Any],
+    **dict.fromkeys(("target", "best"), Mapping[str, Any] | None),
+    **dict.fromkeys(("rounds", "bytes_up", "bytes_down"), Natural),
+}
+"""Entries of summary.json that are read, and their types; `BEST_ENTRIES` of its entry `best`."""
+BEST_ENTRIES: Mapping[str, Any] = {"round": Natural, "metric": str}
+PARTITION_ENTRIES: Mapping[str, Any] = {
+    "clients": Annotated[int, Ge(0), Le(CLIENT_LIMIT)],
+    "names": Sequence[str],
+    "sizes": Sequence[Natural],
+    "weights": str,
+    "labels": Sequence[str | int],
+    "counts": Sequence[Sequence[Natural]],
+    "preparation": Mapping[str, Any] | None,
+}
+"""The same of partition.json."""
 
 MOST_CLIENTS = 200
 """This many clients are listed one by one in partition.json."""

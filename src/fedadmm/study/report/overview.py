@@ -54,7 +54,7 @@ def _participation(content: StudyResult, clients: int) -> Iterator[Panel]:
     if not counts:
         return
     name, title, unit = "participation", "Participation", "rounds"
-    rows = [values[:MOST_CLIENTS] for values in counts.values()]
+    rows = list(counts.values())
     several = any(len(runs) > 1 for runs in content.labels.values())
     average = ", on average over the seeds" if several else ""
     note = f"Rounds in which each client participated{average}.{_limit(len(rows[0]), clients)}"
@@ -67,10 +67,10 @@ def _participation(content: StudyResult, clients: int) -> Iterator[Panel]:
 
 
 def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
-    """Return each client's number of rounds, a mean over the seeds that did not diverge."""
+    """Return the rounds of each shown client, a mean over the seeds that did not diverge."""
     healthy = [run for run in runs if not run.diverged] or runs
     counts = sum((run.columns.took_part for run in healthy), Counter[int]())
-    return [short(counts[client] / len(healthy)) for client in range(clients)]
+    return [short(counts[client] / len(healthy)) for client in range(min(clients, MOST_CLIENTS))]
 
 
 def _presence(content: StudyResult, clients: int) -> Iterator[Panel]:
