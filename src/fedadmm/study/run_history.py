@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
@@ -87,6 +87,8 @@ MOST_CLIENTS = 200
 Numbers = NDArray[np.float64]
 SHOWN_ROUNDS = 200
 """This many rounds fit into a picture of who took part when."""
+AGREEMENT_ROUNDS = 20
+"""The agreement of a client with the others is averaged over this many of its last updates."""
 SHOWN_WORK, SHOWN_WORKERS = 240, 30
 """This many pieces of work, of this many clients, fit into a picture of who worked when."""
 
@@ -113,6 +115,8 @@ class Columns:
     delays: Counter[int] = field(default_factory=Counter)
     pieces: list[list[float]] = field(default_factory=list)
     """The first pieces of work: client, begin, end, folded."""
+    agreement: dict[int, deque[float]] = field(default_factory=dict)
+    """Cosines of a client's last updates to the sums of the others, if a server measured them."""
     _warnings: list[str] = field(default_factory=list)
     _privacy: dict[str, Any] = field(default_factory=dict)
     _numbers: dict[tuple[str, str], array[float]] = field(default_factory=dict)
@@ -154,6 +158,9 @@ class Columns:
                     workers.add(piece[0])
                     self.pieces.append(piece)
             del self.pieces[SHOWN_WORK:]
+        for client, cosine in groups.get("network", {}).get("agreement", {}).items():
+            last = self.agreement.setdefault(int(client), deque(maxlen=AGREEMENT_ROUNDS))
+            last.append(cosine)
         self._warnings += groups.get("callbacks", {}).get("warnings", ())
         self._privacy = groups.get("privacy", {})
 
