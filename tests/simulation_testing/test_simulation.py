@@ -18,7 +18,8 @@ from fedadmm.core import atomic_files, codec, pairwise_masks
 from fedadmm.core.catch_up import CatchUp
 from fedadmm.core.errors import StateError
 from fedadmm.core.pipeline import Processed, UpdatePipeline
-from fedadmm.flower.protocol import admission, ledger
+from fedadmm.flower import DropIn, dropin
+from fedadmm.flower.protocol import admission, ledger, wire
 from fedadmm.flower.secure_aggregation import masked_messages, pending_uploads as site_masking
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site, gate
@@ -403,6 +404,22 @@ def tell_that_a_result_overflows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(site_masking.SiteMasking, "ready", honest)
 
 
+def others_pass(patch: pytest.MonkeyPatch) -> None:
+    """`DropIn` hands messages of other strategies to the app's functions."""
+    guard = DropIn.mod
+
+    def mod(self: Any, message: Any, context: Any, call_next: Any) -> Any:
+        known = any(name in message.content for name in (wire.HELLO, wire.HEAD, wire.BODY))
+        return guard(self, message, context, call_next) if known else call_next(message, context)
+
+    patch.setattr(DropIn, "mod", mod)
+
+
+def plain_steps(patch: pytest.MonkeyPatch) -> None:
+    """The steps of an app's loop lack the method's terms."""
+    patch.setattr(dropin.Correction, "_terms", lambda self, part, values: torch.zeros_like(values))
+
+
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     without_file_sync: set(),
     without_folder_sync: set(),
@@ -437,6 +454,8 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     forget_acknowledged_sets: set(),
     forget_the_sets_of_an_incarnation: set(),
     tell_that_a_result_overflows: set(),
+    others_pass: set(),
+    plain_steps: set(),
 }
 """By bug: the faults that bring it to light; only seeds that have them are tried."""
 RARE = {skip_the_seal_of_files: 4 * MOST, forget_a_set: 2 * MOST}
