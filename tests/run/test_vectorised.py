@@ -127,6 +127,11 @@ def test_small_stacks(stack: int) -> None:
     _equal(ALGORITHMS["fedadmm-insa"], "perceptron", Vectorised(stack=stack))
 
 
+def test_rounds_without_participants() -> None:
+    sampler = fa.TraceSampling([list(range(len(SIZES))), [], [1]])
+    _equal(ALGORITHMS["fedadmm-insa"], "perceptron", sampler=sampler, rounds=3)
+
+
 def test_clients_with_more_samples_than_one_pass_takes() -> None:
     def problem() -> fa.Problem:
         return model_federation(lambda: models.mlp(4, 6, 3), sizes=(300, 700, 5, 256))

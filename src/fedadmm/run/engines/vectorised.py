@@ -150,7 +150,7 @@ class VectorisedEngine(Engine):
         count = math.ceil(len(ids) / self._size)
         if shares > 1:  # as many for each process
             count = min(math.ceil(count / shares) * shares, math.ceil(len(ids) / FEWEST_STACKED))
-        bounds = [index * len(ids) // count for index in range(count + 1)]
+        bounds = [index * len(ids) // max(count, 1) for index in range(count + 1)]
         return [tuple(ids[begin:end]) for begin, end in itertools.pairwise(bounds)]
 
     def _in_this_process(
