@@ -7,9 +7,9 @@ heaviest sites that together hold at most the attacked share of the rows lie; th
 replies of their round and keep to the clip.  A finished cell is not run again; `--page FILE`
 writes the tables.
 
-`--one-liar` runs the cells of four and of ten sites of equal weight, one of which sends -1 times its
-update.  They also record which site has the lowest mean cosine to the sum of the others over the
-last 20 rounds, as the report of a deployed run shows it.
+`--one-liar` runs the cells of four and of ten sites of equal weight, one of which sends -1 times
+its update.  They also record which site has the lowest mean cosine to the sum of the others over
+the last 20 rounds, as the report of a deployed run shows it.
 """
 
 from __future__ import annotations
