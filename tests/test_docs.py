@@ -264,6 +264,16 @@ def test_every_file_that_a_page_names_is_there() -> None:
     assert sorted(pair for pair in named if not (ROOT / pair[1]).exists()) == []
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    files = {path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    named = set()
+    for page in (ROOT / "docs").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        named |= set(re.findall(r"`(?:tests/)?(?:\w+/)*(test_\w+\.py)::(\w+)`", text))
+    assert len(named) > 30
+    assert sorted(one for one in named if f"def {one[1]}(" not in files.get(one[0], "")) == []
+
+
 def printing() -> list[Path]:
     """The pages that show the output of their programs."""
     shown = re.compile(r"```python\n.*?```\n\n```text\n", re.S)

@@ -150,6 +150,32 @@ def inversion() -> str:
     return f"{table(AttackResult(**row) for row in found)}\n\n{note}"
 
 
+def one_liar() -> str:
+    """Return test accuracy on digits with one malicious site of four and of ten."""
+    from studies.attacks.__main__ import FEW, FEW_ROWS
+
+    found = json.loads((ROOT / "studies/attacks/one-liar.json").read_text("utf-8"))
+    kinds = {"iid": "IID", "dirichlet": "Dirichlet"}
+    head = [""]
+    for partition, sites in FEW:
+        head += [f"{sites} sites, {kinds[partition]}: honest", "one liar", "named"]
+    rows = []
+    for row in FEW_ROWS:
+        cells = [row]
+        for partition, sites in FEW:
+            honest, lied = (
+                found[f"{row} | {partition} | {sites} | {kind}"] for kind in ("honest", "one liar")
+            )
+            cells += [f"{100 * fmean(one['accuracy']):.1f}" for one in (honest, lied)]
+            cells.append(f"{lied['lowest cosine'].count(0)} of {len(lied['lowest cosine'])}")
+        rows.append(cells)
+    note = (
+        "*Mean of ten seeds, 30 rounds, equal weights, Dirichlet 0.5. `python -m studies.attacks "
+        "--one-liar studies/attacks/one-liar.json`.*"
+    )
+    return f"{markdown([head, *rows])}\n\n{note}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "participation-rate": participation_rate,
     "hospitals": hospitals,
@@ -157,6 +183,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10": cifar10,
     "attacks": attacks,
     "inversion": inversion,
+    "one-liar": one_liar,
     **{
         path.stem: lambda name=path.stem: stored(name)  # type: ignore[misc]
         for path in HERE.glob("*.csv")

@@ -6,6 +6,10 @@ Twenty sites with rows of a Dirichlet split, weights by rows, all of them in eac
 heaviest sites that together hold at most the attacked share of the rows lie; they know the honest
 replies of their round and keep to the clip.  A finished cell is not run again; `--page FILE`
 writes the tables.
+
+`--one-liar` runs the cells of four and of ten sites of equal weight, one of which sends -1 times
+its update.  They also record which site has the lowest mean cosine to the sum of the others over
+the last 20 rounds, as the report of a deployed run shows it.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ import torch
 
 import fedadmm as fa
 from fedadmm.core import trees
+from fedadmm.core.aggregation import cosines_to_others
 from fedadmm.core.messages import ClientInfo, ClientRecords, Download, Engine, PartialSum, Upload
 from fedadmm.core.pipeline.postprocessors import joint_norm
 from fedadmm.data import problems
@@ -49,6 +54,13 @@ ROWS: dict[str, dict[str, Any]] = {
 ATTACKS = ("sign flip", "scaled by -10", "a little is enough", "label flip")
 SHARES = (0.1, 0.3)
 SEEDS = (0, 1, 2)
+FEW = (("iid", 4), ("dirichlet", 4), ("dirichlet", 10))
+"""Partitions and numbers of sites, one of which lies."""
+FEW_SEEDS = range(10)
+FEW_ROWS = ("FedAvg", "FedAvg, median clip", "FedAvg, trimmed mean 0.3", "FedAvg, median")
+FEW_ROWS += ("aligned ADMM", "FedADMM", "FedADMM, median clip")
+WINDOW = 20
+"""Rounds over which cosines are averaged."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +69,17 @@ class Attacked(EngineChoice):
 
     liars: tuple[int, ...]
     attack: str
+    cosines: list[dict[int, float]] = field(default_factory=list)
+    """The cosine of each update to the sum of the others, one entry per round."""
     name = "attacked"
 
     def start(self, job: Job, store: ClientRecords) -> Engine:
-        return AttackedEngine(self, fa.engines.Vectorised().start(job, store))
+        return AttackedEngine(self, fa.engines.Vectorised().start(job, store), job)
 
 
 class AttackedEngine(Engine):
-    def __init__(self, choice: Attacked, inner: Engine) -> None:
-        self._choice, self._inner = choice, inner
+    def __init__(self, choice: Attacked, inner: Engine, job: Job) -> None:
+        self._choice, self._inner, self._job = choice, inner, job
 
     def run_clients(
         self, ids: Sequence[int], download: Download, round_index: int
@@ -77,11 +91,16 @@ class AttackedEngine(Engine):
             replies.append((client, trees.clone(upload), info))
         honest = [upload for client, upload, _ in replies if client not in self._choice.liars]
         bound = None if download.pipeline is None else float(download.pipeline)
+        sent = []
         for client, upload, info in replies:
             if client in self._choice.liars:
                 message = _lie(self._choice.attack, upload.message, [h.message for h in honest])
                 upload = upload._replace(message=_within(message, bound))
-            yield client, upload, info
+            sent.append((client, upload, info))
+        weight = self._job.problem.weight
+        shares = {client: (weight(client), upload.message) for client, upload, _ in sent}
+        self._choice.cosines.append(cosines_to_others(shares))
+        yield from sent
 
     def close(self) -> None:
         self._inner.close()
@@ -148,11 +167,55 @@ def accuracy(problem: str, row: str, attack: str | None, share: float, seed: int
     return float(result.history[-1]["metrics"]["test_accuracy"])
 
 
+def one_liar(row: str, partition: str, sites: int, lies: bool, seed: int) -> tuple[float, int]:
+    """Return test accuracy on digits, and the site with the lowest mean cosine; site 0 may lie."""
+    split = {"dirichlet_alpha": 0.5} if partition == "dirichlet" else {}
+    loaded = problems.load(
+        **PROBLEMS["digits"], clients=sites, partition=partition, partition_seed=seed, **split
+    )
+    engine, parts = Attacked((0,) if lies else (), "sign flip"), dict(ROWS[row])
+    result = fa.simulate(
+        parts.pop("method"),
+        loaded,
+        30,
+        solver=fa.SGD(lr=0.1, batch_size=20),
+        stop=fa.Epochs(2),
+        engine=engine,
+        evaluate=fa.Evaluation(every=30),
+        seed=seed,
+        **parts,
+    )
+    last = engine.cosines[-WINDOW:]
+    lowest = min(range(sites), key=lambda site: sum(cosines[site] for cosines in last))
+    if result.code == "diverged":
+        return float("nan"), lowest
+    return float(result.history[-1]["metrics"]["test_accuracy"]), lowest
+
+
+def run_one_liar(results: Path) -> None:
+    found = json.loads(results.read_text()) if results.exists() else {}
+    for partition, sites in FEW:
+        for row in FEW_ROWS:
+            for lies in (False, True):
+                key = f"{row} | {partition} | {sites} | {'one liar' if lies else 'honest'}"
+                if key in found:
+                    continue
+                pairs = [one_liar(row, partition, sites, lies, seed) for seed in FEW_SEEDS]
+                values = [None if value != value else round(value, 4) for value, _ in pairs]
+                found[key] = {"accuracy": values, "lowest cosine": [site for _, site in pairs]}
+                print(key, found[key], flush=True)
+                results.write_text(json.dumps(found, indent=0) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--one-liar", action="store_true")
     given = parser.parse_args()
+    if given.one_liar:
+        run_one_liar(given.results)
+        return
     found = json.loads(given.results.read_text()) if given.results.exists() else {}
     if given.page:
         given.page.write_text(page(found))

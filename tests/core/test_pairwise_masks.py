@@ -94,6 +94,29 @@ def test_masks_cancel_in_the_sum_of_the_whole_set_and_of_nothing_less(dtype):
         assert (some == plain).mean() < 0.1
 
 
+@pytest.mark.parametrize("colluding", [(0,), (0, 3), (0, 2, 3)])
+def test_a_server_with_some_sites_sees_only_the_sum_of_the_others(colluding):
+    """They know these sites' words and all masks that these sites share with others."""
+    shares, private = parties((0, 1, 2, 3))
+    draws = np.random.default_rng(1)
+    words = {c: draws.integers(0, 2**32, 60, dtype=np.uint32) for c in private}
+    honest = [c for c in private if c not in colluding]
+    seen = {}
+    for client in honest:
+        sent = pairwise_masks.masked(words[client], client, private[client], SUBJECT, shares)
+        for other in colluding:
+            pair = tuple(sorted((client, other)))
+            mask = reference_mask(private[other], shares[client].public, shares, pair, 240)
+            known = np.frombuffer(mask, "<u4")
+            sent = sent - known if client < other else sent + known
+        seen[client] = sent
+    total = sum(seen.values(), np.zeros(60, np.uint32))
+    assert total.tolist() == sum((words[c] for c in honest), np.zeros(60, np.uint32)).tolist()
+    for client in honest:
+        alike = (seen[client] == words[client]).mean()
+        assert alike == 1 if len(honest) == 1 else alike < 0.1
+
+
 def test_no_two_pairs_rounds_or_sets_have_a_mask_in_common():
     shares, private = parties()
     zeros = np.zeros(64, np.uint64)

@@ -20,7 +20,9 @@ from fedadmm.core.errors import CompatibilityError
 from fedadmm.flower import DropIn, Patience
 from fedadmm.flower.dropin import OwnLoop
 from fedadmm.flower.protocol import wire
+from fedadmm.flower.site import gate
 from fedadmm.flower.site.gate import Terms
+from fedadmm.flower.site.policy import POLICY
 
 from .harness import CLIENTS, DIMENSION, FakeGrid, objectives
 
@@ -398,3 +400,26 @@ def test_the_model_of_an_app_is_there_by_its_names_after_every_round(tmp_path):
     model = Net()
     model.load_state_dict(load_file(tmp_path / "run" / "state_dict.safetensors"))
     assert torch.equal(model.layer.weight.detach().reshape(-1), weight_of(result))
+
+
+def test_an_approved_run_gets_all_its_rounds(tmp_path):
+    """Site 1 misses the first round, until somebody approves; with more rounds it waits again."""
+    drop_in = drop_in_of(fa.FedAvg())
+    grid = grid_of(drop_in, tmp_path)
+    folder = tmp_path / "site-1"
+    folder.mkdir()
+    (folder / POLICY).write_text("approval = true\nevaluations = 100\n")
+
+    def approve(number, _):
+        if number == 1:
+            (run,) = gate.waiting(folder)
+            assert gate.approve(folder, run)["rounds"] == ROUNDS
+        return {}
+
+    begin(drop_in, grid, tmp_path, evaluate_fn=approve)
+    taken = [record["cohort"]["clients"] for record in records(tmp_path / "run")]
+    assert taken == [[0, 2, 3]] + [[0, 1, 2, 3]] * (ROUNDS - 1)
+    assert [one["kind"] for one in gate.left(folder)] == ["update", "metrics"] * (ROUNDS - 1)
+    begin(drop_in, grid, tmp_path, rounds=ROUNDS + 1)
+    assert records(tmp_path / "run")[-1]["cohort"]["clients"] == [0, 2, 3]
+    assert [terms["rounds"] for terms in gate.waiting(folder).values()] == [ROUNDS + 1]

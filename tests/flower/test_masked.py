@@ -376,6 +376,34 @@ def test_an_upload_leaves_under_one_set_for_ever(tmp_path):
     assert wire.read_body(ask(first).content) == words
 
 
+def test_the_same_clients_with_another_key_are_another_set(tmp_path):
+    """The difference of the two sums would be that of two uploads of the one with the new key."""
+    made = settings(rounds=1)
+    grid = MaskedGrid(made, tmp_path)
+    kept: dict[int, Message] = {}
+
+    def keep(moment, message, client):
+        if is_set(message):
+            kept[client] = message
+        return
+
+    grid.fault = keep
+    run_through(made, grid, tmp_path)
+    first = kept[0].content
+    task, _ = wire.read_task(first)
+    held = PendingUploads(held_of(tmp_path, 0).parent, "update").find(task.id)
+    again, _ = pairwise_masks.new_share(2, held.subject, grid.identities[2])
+
+    def ask(content: RecordDict) -> bytes:
+        answer = grid._app(Message(content, 1000, "train"), grid.context(0))
+        return wire.read_body(answer.content)
+
+    words = ask(first)
+    with pytest.raises(fa.errors.StateError, match="released for another set"):
+        ask(replaced_key(first, 2, again))
+    assert ask(first) == words
+
+
 def test_a_restored_site_masks_with_another_key(tmp_path):
     """It may compute an upload again, with other noise: no mask is used for both."""
     made = settings(rounds=1)

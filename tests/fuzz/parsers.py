@@ -15,13 +15,14 @@ import shutil
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 import fedadmm as fa
 from data.data_files import heart_bytes, idx_bytes, leaf_bytes
@@ -40,8 +41,11 @@ from fedadmm.run.client import Job, record_layout
 from fedadmm.run.round_callbacks import RunPlan
 from fedadmm.study import config as configs, sweep
 from fedadmm.study.config import resolve
+from fedadmm.study.export import export, export_model
+from fedadmm.study.predict import ABOUT, described
+from fedadmm.study.report import write_report
 from fedadmm.study.run_dir import RunDir, read_json, read_run
-from support.commands import SMALL
+from support.commands import SMALL, call
 from support.jobs import job_of
 from support.resumable import problem, run
 
@@ -110,7 +114,7 @@ def quiet() -> Iterator[None]:
 def all_parsers(folder: Path) -> dict[str, Parser]:
     """All of them by name; their files are in the folder."""
     found = [*_messages(), *_stored(folder), *_checkpoints(folder), *_settings(folder)]
-    found += [*_recorded(folder), *_data(folder)]
+    found += [*_recorded(folder), *_predicted(folder), *_data(folder)]
     return {parser.name: parser for parser in found}
 
 
@@ -397,6 +401,62 @@ def _recorded(folder: Path) -> Iterator[Parser]:
     path = lone / processes.PROCESSES
     groups = _file(path, lambda path: processes.recorded(path.parent))
     yield Parser("processes.json", known, groups, (EngineError,), "json")
+
+
+# A run of one's own table: what `predict`, `export` and `report` read
+
+
+def _predicted(folder: Path) -> Iterator[Parser]:
+    """The parser of a run's documents, and the parser of an exported file's metadata."""
+    table, new, made = folder / "table.csv", folder / "new.csv", folder / "table-run"
+    table.write_text(
+        "age,smoker,state,client\n50,yes,ill,a\n20,no,well,a\n60,yes,ill,b\n30,no,well,b\n"
+    )
+    new.write_text("age,smoker\n55,no\n,yes\n")
+    settings = ["--set", "rounds=2", "--set", "problem.test_fraction=0", "--no-report"]
+    given = ["--target", "state", "--client", "client", "--out", made]
+    done = call("run", "--csv", table, *given, *settings)
+    assert done.exit_code == 0, done.stderr
+    names = {"summary": "summary.json", "partition": "partition.json", "records": "metrics.jsonl"}
+    summary, partition = (read_json(made / names[one]) for one in ("summary", "partition"))
+    records = [json.loads(line) for line in (made / names["records"]).read_text().splitlines()]
+
+    def changed(name: str, use: Callable[[Path], object]) -> Parse:
+        """A parser of one document of a run whose other files are intact."""
+        copy = folder / f"changed-{name}"
+        shutil.copytree(made, copy)
+
+        def parse(document: Any) -> None:
+            whole = document if name == "records" and isinstance(document, list) else [document]
+            text = "\n".join(map(json.dumps, whole))
+            (copy / names[name]).write_text(text + "\n")
+            use(copy)
+
+        return _document(parse)
+
+    def used(run: Path) -> None:
+        """What every command does that reads a run."""
+        for read in (
+            lambda: fa.Predictor(run).predict(new),
+            lambda: export_model(run, "safetensors", folder / "again.safetensors"),
+            lambda: export(run, "csv", folder / "again.csv"),
+            lambda: write_report(run),
+        ):
+            with suppress(FedADMMError):
+                read()
+
+    for name, seeds in (("summary", summary), ("partition", partition), ("records", records)):
+        yield Parser(f"run-{name}", _dumped(seeds), changed(name, used), (FedADMMError,), "json")
+
+    tensors = load_file(export_model(made, "safetensors").path)
+
+    def exported(document: Any) -> None:
+        path = folder / "exported.safetensors"
+        save_file(tensors, path, {ABOUT: json.dumps(document)})
+        fa.Predictor(path).predict(new)
+
+    about = _dumped(described(made))
+    yield Parser("exported", about, _document(exported), (FedADMMError,), "json")
 
 
 # Data files

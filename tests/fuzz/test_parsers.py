@@ -19,7 +19,7 @@ NAMES = (
     *("site-state", "manifest", "manifest-signed", "tensors", "toml", "config", "set", "grid"),
     *("bundle", "metrics.jsonl", "records", "summary.json", "config.toml", "partition.json"),
     *("events.jsonl", "processes.json", "idx", "idx.gz", "cifar", "leaf", "heart", "csv", "npz"),
-    "partition",
+    *("partition", "run-summary", "run-partition", "run-records", "exported"),
 )
 INPUTS = 40
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 import torch
 
 import fedadmm as fa
+from fedadmm.core.errors import CompatibilityError
+from fedadmm.core.local_work import LocalWork
+from fedadmm.flower import DropIn
 from fedadmm.flower.federation import Federation, Patience
 from fedadmm.flower.protocol.admission import Admission
+
+from .apps import LR, STEPS, drop_in_of
 
 KINDS = (
     "loss",
@@ -59,6 +65,15 @@ class Plan:
     """Whether local work that is repeated gives another result, as with DP-SGD."""
     odd_metrics: bool = False
     """Whether the sites' own metrics are NaN, infinite or huge now and then."""
+    drop_in: DropIn | None = None
+    """The mod of the sites' app, if the app has its own training loop."""
+
+    @property
+    def local(self) -> LocalWork:
+        """The local work of a run without faults."""
+        if self.drop_in is None:
+            return self.federation.experiment.local
+        return LocalWork(fa.GradientDescent(lr=LR), fa.Steps(STEPS))
 
     @property
     def exact(self) -> bool:
@@ -137,8 +152,15 @@ def make(seed: int) -> Plan:
     # Long enough to come to the optimum, with what was cut off as well; FedAvg has another limit.
     if seed % 128 == 5 and not isinstance(algorithm, fa.FedAvg):
         calm = 30 if "aggregator" in settings or "pipeline" not in settings else 120
+    federation, drop_in = Federation(**settings), None
+    drawn = Random(f"drop-in {seed}")
+    if "aggregator" not in settings and calm == 2 and drawn.random() < 0.25:
+        with suppress(CompatibilityError):  # some methods need more than an app's loop gives
+            drop_in = drop_in_of(settings)
+            problem = replace(drop_in.federation.problem, initial=settings["initial"])
+            federation = with_run(drop_in.federation, problem=problem, rounds=settings["rounds"])
     return Plan(
-        Federation(**settings),
+        federation,
         settings["weights"],
         kinds,
         [_quadratic(chance, dimension) for _ in range(clients)],
@@ -149,6 +171,7 @@ def make(seed: int) -> Plan:
         policies=policies,
         random_work=random_work,
         odd_metrics=odd_metrics,
+        drop_in=drop_in,
     )
 
 

@@ -365,7 +365,7 @@ class Scenario:
                 settings.problem.with_clients(self.plan.objectives),
                 len(trace),
                 sampler=fa.TraceSampling(trace),
-                local=run.local,
+                local=self.plan.local,
                 seed=run.seed,
                 pipeline=run.pipeline,
                 engine="sequential",  # as sites are

@@ -19,7 +19,8 @@ from fedadmm.core import atomic_files, codec, pairwise_masks
 from fedadmm.core.catch_up import CatchUp
 from fedadmm.core.errors import StateError
 from fedadmm.core.pipeline import Processed, UpdatePipeline
-from fedadmm.flower.protocol import admission, ledger
+from fedadmm.flower import DropIn, dropin
+from fedadmm.flower.protocol import admission, ledger, wire
 from fedadmm.flower.secure_aggregation import masked_messages, pending_uploads as site_masking
 from fedadmm.flower.server.service import Service
 from fedadmm.flower.site import app as site, gate
@@ -407,6 +408,22 @@ def tell_that_a_result_overflows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(site_masking.SiteMasking, "ready", honest)
 
 
+def others_pass(patch: pytest.MonkeyPatch) -> None:
+    """`DropIn` hands messages of other strategies to the app's functions."""
+    guard = DropIn.mod
+
+    def mod(self: Any, message: Any, context: Any, call_next: Any) -> Any:
+        known = any(name in message.content for name in (wire.HELLO, wire.HEAD, wire.BODY))
+        return guard(self, message, context, call_next) if known else call_next(message, context)
+
+    patch.setattr(DropIn, "mod", mod)
+
+
+def plain_steps(patch: pytest.MonkeyPatch) -> None:
+    """The steps of an app's loop lack the method's terms."""
+    patch.setattr(dropin.Correction, "_terms", lambda self, part, values: torch.zeros_like(values))
+
+
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     without_file_sync: 0,
     without_folder_sync: 0,
@@ -441,6 +458,8 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     forget_acknowledged_sets: 15,
     forget_the_sets_of_an_incarnation: 47,
     tell_that_a_result_overflows: 3,
+    others_pass: 0,
+    plain_steps: 0,
 }
 """By bug: a seed that finds it.  After a change of the simulation another seed may be the first one
 (`python -m tests.simulation_testing --bugs`)."""

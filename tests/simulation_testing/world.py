@@ -20,7 +20,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedadmm as fa
@@ -31,6 +31,7 @@ from fedadmm.flower.protocol.ledger import RefusedError, ReplyKind
 from fedadmm.flower.site import gate
 from fedadmm.flower.site.app import Site, client_app
 
+from .apps import app_of
 from .attack import Recorder
 from .books import Books, Violation
 from .byzantine_site import Liar
@@ -134,7 +135,11 @@ class World:
         self.liar = None if plan.liar is None else Liar(plan.liar, self.chance)
         # Rounds are repeated many times here, which an approved run may do only so often.
         rounds = 10 * (plan.tail + 10)
-        self._app = client_app(with_run(plan.federation, rounds=rounds), self._load)
+        own = with_run(plan.federation, rounds=rounds)
+        self._app: Any = client_app(own, self._load)
+        if plan.drop_in is not None:
+            self._app = app_of(plan.drop_in, own, self._load)
+            self.counts["seeds with DropIn"] += 1
 
     @property
     def clients(self) -> int:
@@ -463,6 +468,8 @@ class World:
             if attempts:
                 self.later(10.0, lambda: self._deliver(message, attempts - 1))
             return
+        if self.plan.drop_in is not None and not self.quiet and self.chance.random() < 0.1:
+            self._ask_without_task(node, message)
         lies = self.plan.lying_server and wire.SET in message.content and not self.quiet
         if lies and self.chance.random() < 0.4:
             self._ask_for_more(node, message)
@@ -476,6 +483,18 @@ class World:
             self.recorder.answered(reply.content)
         for delay in self._fate():
             self.later(delay, lambda: self._arrive(message, reply))
+
+    def _ask_without_task(self, node: Node, message: Message) -> None:
+        """A message in the form of Flower's own strategies reaches no function of the app."""
+        self.counts["messages of other strategies"] += 1
+        arrays = ArrayRecord({"weight": torch.zeros(self.plan.objectives[0].num_parameters)})
+        plain = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})
+        kind = self.chance.choice(["train", "evaluate"])
+        asked = Message(plain, node.number, kind)
+        asked.metadata.__dict__["_message_id"] = message.metadata.message_id
+        reply = self.answer(node, asked)
+        if reply is not None and not reply.has_error():
+            raise Violation(f"{node.machine} answered a message without a task")
 
     def _ask_for_more(self, node: Node, message: Message) -> None:
         """A server that lies asks the site to be summed with others; nothing comes of it."""

@@ -76,3 +76,38 @@ def test_what_no_reader_expects_is_a_sentence(study, monkeypatch):
     assert done.exit_code == 2
     assert "KeyError: 'x'" in done.output
     assert "metrics.jsonl" in done.output
+
+
+FIELDS = {
+    "metrics.jsonl": {
+        "cohort.clients": lambda line: line | {"cohort": {"participants": 1, "clients": [10**9]}},
+        "clock.delays": lambda line: line | {"clock": {"delays": [10**12]}},
+    },
+    "summary.json": {
+        "final": lambda found: found | {"final": []},
+        "seed": lambda found: found | {"seed": "zero"},
+        "target": lambda found: found | {"target": 0.9},
+    },
+    "partition.json": {
+        "clients": lambda found: found | {"clients": 10**9},
+        "sizes[1]": lambda found: found | {"sizes": [1, "two"]},
+        "counts[0]": lambda found: found | {"counts": [3]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "field"), [(file, field) for file, fields in FIELDS.items() for field in fields]
+)
+def test_a_changed_document_of_a_run_is_named_with_its_field(file, field, study):
+    path = sorted(study.rglob(file))[0]
+    text = path.read_text()
+    first, *others = text.splitlines() if path.suffix == ".jsonl" else [text]
+    path.write_text("\n".join([json.dumps(FIELDS[file][field](json.loads(first))), *others, ""]))
+    try:
+        done = CliRunner().invoke(app, ["report", str(path.parent)])
+    finally:
+        path.write_text(text)
+    assert done.exit_code == 2
+    assert file in done.output
+    assert field in done.output

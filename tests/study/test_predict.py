@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 import fedadmm as fa
 from fedadmm.core import codec
@@ -108,6 +111,68 @@ def test_what_it_cannot_read_is_named(case: str, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text(text)
     with pytest.raises(fa.errors.DataError, match=message):
         model.predict(tmp_path / "bad.csv")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
+def test_a_pipe_in_the_place_of_new_samples_is_rejected(tmp_path: Path) -> None:
+    place = run(tmp_path)
+    os.mkfifo(tmp_path / "pipe.csv")
+    done = call("predict", place, tmp_path / "pipe.csv")
+    assert done.exit_code == 2
+    assert "pipe.csv: it is no regular file" in done.stderr
+
+
+@pytest.mark.parametrize("huge", ["1e308", "-1e39", "inf"])
+def test_a_number_too_large_for_sums_of_squares_is_named(huge: str, tmp_path: Path) -> None:
+    place = run(tmp_path)
+    new = tmp_path / "huge.csv"
+    new.write_text(f"age,smoker,dose\n50,no,1\n50,no,{huge}\n")
+    (tmp_path / "train.csv").write_text(f"age,dose,state\n50,1,ill\n20,{huge},well\n")
+    (tmp_path / "a.csv").write_text("age,dose,state\n50,1,ill\n20,2,well\n")
+    table = ["--csv", tmp_path / "train.csv", tmp_path / "a.csv", "--target", "state"]
+    again = call("run", *table, "--out", tmp_path / "other")
+    for done in (call("predict", place, new), again):
+        assert done.exit_code == 2
+        assert f".csv: dose: got {huge} in row 2, expected" in done.stderr
+
+
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "deviation": (lambda found: _column(found, deviation=0), "columns[0].deviation"),
+    "mean": (lambda found: _column(found, mean=1e308), "columns[0].mean"),
+    "text": (lambda found: _column(found, mean="high"), "columns[0].mean"),
+    "no name": (lambda found: _column(found, name=None), "columns[0].name"),
+    "another key": (lambda found: _column(found, scale=1.0), "columns[0].scale"),
+    "no columns": (lambda found: {**found, "preparation": {"columns": 3}}, "preparation.columns"),
+    "a preparation that is a list": (lambda found: {**found, "preparation": []}, "preparation"),
+    "labels": (lambda found: {**found, "labels": [["ill"]]}, "labels[0]"),
+    "more labels": (lambda found: {**found, "labels": list("abc")}, "model"),
+}
+
+
+def _column(found: dict[str, Any], **changes: object) -> dict[str, Any]:
+    first, *others = found["preparation"]["columns"]
+    columns = [first | changes, *others]
+    return found | {"preparation": found["preparation"] | {"columns": columns}}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_changed_description_is_rejected_with_its_file_and_field(
+    damage: str, tmp_path: Path
+) -> None:
+    place = run(tmp_path)
+    change, field = DAMAGES[damage]
+    assert call("export", place, "--format", "safetensors").exit_code == 0
+    file = place / "state_dict.safetensors"
+    with safe_open(file, "pt") as opened:
+        about = json.loads(opened.metadata()["fedadmm"])
+    file.write_bytes(save(load_file(file), {"fedadmm": json.dumps(change(about))}))
+    partition = place / "partition.json"
+    partition.write_text(json.dumps(change(json.loads(partition.read_text()))))
+    for given, named in ((place, place), (file, file)):
+        done = call("predict", given, tmp_path / "new.csv")
+        assert done.exit_code == 2
+        assert str(named) in done.stderr
+        assert field in done.stderr
 
 
 def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def local(
     out: options.Out = None,
     resume: options.Resume = False,
     sets: options.Sets = None,
+    trackers: options.Trackers = None,
     report: options.Report = True,
     as_json: options.AsJson = False,
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import torch
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
@@ -222,6 +223,28 @@ class MaskedSum(Aggregator):
             return None
         made = pairwise_masks.rehearsed(words)
         return point.decode(made if total is None else total + made, template)
+
+
+def cosines_to_others(updates: Mapping[int, tuple[float, Any]]) -> dict[int, float]:
+    """Return the cosine of each update to the weighted sum of the others.
+
+    A site that sends its update with the wrong sign has a negative one; so may a site with unusual
+    data.  Of fewer than three updates none can be distinguished, and the result is empty.
+
+    Args:
+        updates: a_i and the message of each client.
+    """
+    if len(updates) < 3:
+        return {}
+    vectors = {
+        client: torch.cat([leaf.reshape(-1) for leaf in trees.tensors(message)]) * share
+        for client, (share, message) in updates.items()
+    }
+    total = torch.stack(list(vectors.values())).sum(0)
+    return {
+        client: float(torch.nn.functional.cosine_similarity(own, total - own, dim=0))
+        for client, own in vectors.items()
+    }
 
 
 class ByEntry(Aggregator):

@@ -50,6 +50,9 @@ Fraction = Annotated[float, Gt(0), Lt(1)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 """A number in [0, 1)."""
 
+CLIENT_LIMIT = 1_000_000
+"""Largest number of clients of a problem; with larger ones, programs would hang instead of fail."""
+
 FAMILIES: dict[str, dict[str, type[Any]]] = {}
 """Family -> name in configurations -> class."""
 ROLES: dict[type[Any], str] = {}
@@ -205,9 +208,9 @@ def _is_number(value: object, annotation: Any) -> bool:
     rules = getattr(annotation, "__metadata__", ())
     try:
         number = int(value) if kind is int else float(value)  # type: ignore[call-overload]
+        if math.isnan(number) or (rules and not math.isfinite(number)):
+            return False
     except OverflowError:  # a whole number longer than any float
-        return False
-    if math.isnan(number) or (rules and not math.isfinite(number)):
         return False
     return all(
         holds(number, float(getattr(rule, limit)))

@@ -56,6 +56,8 @@ def open_plain_or_gz(path: Path) -> Iterator[BinaryIO]:
         DataError: The file is missing, or a read inside the context fails.
     """
     try:
+        if path.exists() and not path.is_file():  # reading a pipe could block forever
+            raise DataError(f"{path}: it is no regular file")
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             yield cast(BinaryIO, stream)
     except FileNotFoundError:

@@ -16,12 +16,15 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, cast
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from fedadmm.core.errors import DataError
+from fedadmm.core.config_tree import from_config
+from fedadmm.core.errors import ConfigError, DataError
+from fedadmm.core.parts import Positive, checked
 
 SENTENCE = (
     "numbers are standardised and text columns one-hot encoded, from counts, means, squared "
@@ -33,6 +36,8 @@ _FEW_CATEGORIES = 10
 """Up to this number of different values, a column is categorical even in a short table."""
 _NAMES_ROWS = re.compile(r"(^|[_. -])(id|no|nr|num|number|index|key|code)$", re.IGNORECASE)
 _GAPS = ("", "?", "na", "n/a", "nan", "null", "none")
+LARGEST = float(np.finfo(np.float32).max)
+"""Largest magnitude of a number in a table; sums of squares of larger ones would overflow."""
 
 Cells = Mapping[str, NDArray[Any]]
 """Columns of equal length by name."""
@@ -62,20 +67,20 @@ class Numbers:
         )
 
 
-@dataclass(frozen=True)
+@checked
 class Standardised:
     """Standardisation of a column of numbers: (x - mean) / deviation, and 0 for missing values."""
 
     name: str
-    mean: float
-    deviation: float
+    mean: Annotated[float, Ge(-LARGEST), Le(LARGEST)]
+    deviation: Positive
 
     def apply(self, cells: NDArray[Any]) -> NDArray[np.float64]:
         values = _values(cells, self.name)
         return np.nan_to_num((values - self.mean) / self.deviation)[:, None]
 
 
-@dataclass(frozen=True)
+@checked
 class OneHot:
     """One-hot encoding of a column of text by the categories of the training samples."""
 
@@ -173,6 +178,50 @@ def fit_numbers(
 def apply(columns: Sequence[Column], cells: Cells) -> NDArray[np.float64]:
     """Return the model's inputs, one row per sample."""
     return np.hstack([column.apply(cells[column.name]) for column in columns])
+
+
+def from_document(document: Any, origin: object) -> tuple[list[Column], Standardised | None]:
+    """Read the columns and the scale of the target from what `described` returned.
+
+    Args:
+        document: The description, from a file that others may have edited.
+        origin: The name of the file in error messages.
+
+    Raises:
+        DataError: An entry is missing or has another type; the message names it.
+    """
+    listed = document.get("columns") if isinstance(document, Mapping) else None
+    if not isinstance(listed, list) or not listed:
+        raise DataError(f"{origin}: preparation.columns: expected a list of at least one column.")
+    try:
+        columns: list[Column] = [
+            from_config(
+                cast(
+                    Any,
+                    OneHot if isinstance(one, Mapping) and "categories" in one else Standardised,
+                ),
+                one,
+                f"preparation.columns[{index}]",
+            )
+            for index, one in enumerate(listed)
+        ]
+        scale = document.get("target")
+        target = None if scale is None else from_config(Standardised, scale, "preparation.target")
+    except ConfigError as error:
+        raise DataError(f"{origin}: {error}") from None
+    return columns, target
+
+
+def reject_huge(cells: Cells, origin: object) -> None:
+    """Raise a DataError for a column of numbers with one that is infinite or above `LARGEST`."""
+    for name, column in cells.items():
+        huge = np.abs(_numbers(column)) > LARGEST if _is_numeric(column) else np.array([False])
+        if bool(huge.any()):
+            row = int(huge.argmax())
+            raise DataError(
+                f"{origin}: {name}: got {column[row]} in row {row + 1}, expected finite numbers of "
+                f"at most {LARGEST:.2g} in magnitude, or gaps."
+            )
 
 
 def described(columns: Sequence[Column], target: Standardised | None = None) -> dict[str, Any]:

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("fedadmm")
 Next = Callable[["Message", "Context"], "Message"]
+NUM_ROUNDS = "num-rounds"
+"""The key of a message's `config` with the number of rounds, which is part of a site's terms."""
 RUNS = "fedadmm-runs"
 """The folder in the user's home for runs whose path is not absolute."""
 
@@ -210,8 +212,8 @@ class DropIn:
         federation = replace(
             self.federation,
             experiment=experiment,
-            train_config=dict(train_config or {}),
-            evaluate_config=dict(evaluate_config or {}),
+            train_config={**(train_config or {}), NUM_ROUNDS: num_rounds},
+            evaluate_config={**(evaluate_config or {}), NUM_ROUNDS: num_rounds},
             identity=self._identity(grid, train_config),
             patience=patience if timeout is None else replace(patience, round=timeout),
         )
@@ -274,12 +276,13 @@ class DropIn:
             return returned
 
         flat = self._flat()
-        experiment = self.federation.experiment
+        agreed = self._agreed(content)
+        experiment = agreed.experiment
         declared = experiment.local.solver
         assert isinstance(declared, OwnLoop)
         solver = replace(declared, train=train)
         own = replace(experiment.local, solver=solver)
-        federation = replace(self.federation, experiment=replace(experiment, local=own))
+        federation = replace(agreed, experiment=replace(experiment, local=own))
         elsewhere = RemoteObjective(flat.num_parameters, flat)
         site = TrainingSite(lambda: elsewhere, _unknown_length, lambda: measured)
         reply = answer_training(federation, context, content, self.policy, site)
@@ -290,7 +293,7 @@ class DropIn:
         from flwr.app import Message
 
         content = message.content
-        gate = gate_of(self.federation, context, content, self.policy)
+        gate = gate_of(self._agreed(content), context, content, self.policy)
 
         def measure() -> RecordDict:
             declined = gate.declines()
@@ -306,6 +309,16 @@ class DropIn:
             return wire.write_metrics(measured)
 
         return Message(gate.evaluate(content, measure), reply_to=message)
+
+    def _agreed(self, content: RecordDict) -> Federation:
+        """Return the federation with the rounds that the server names: other rounds, other terms.
+
+        The site's own copy has one round, because only the server is given their number.
+        """
+        named = wire.read_record(content, wire.CONFIG).get(NUM_ROUNDS)
+        run = self.federation.experiment
+        rounds = named if type(named) is int and named > 0 else run.rounds
+        return replace(self.federation, experiment=replace(run, rounds=rounds))
 
     def _flat(self) -> FlatModule:
         return FlatModule(models.build(self.model, seed=self.federation.experiment.seed))

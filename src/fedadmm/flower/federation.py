@@ -18,7 +18,7 @@ from fedadmm.core.errors import ConfigError, ParameterError, StateError
 from fedadmm.core.objectives import Objective
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import samples_are_mixed
-from fedadmm.core.parts import Count, Natural, Positive, checked
+from fedadmm.core.parts import Count, Natural, Positive, checked, name_of
 from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.problem import Buffers, Evaluator, LazyClients, Problem
 from fedadmm.core.regularizers import Zero
@@ -347,8 +347,12 @@ def check_deployable(experiment: Experiment) -> None:
             f"tolerance is {experiment.tolerance}, but must be 'none' in a deployment, because the "
             "gradient mapping needs all clients' gradients"
         )
-    if experiment.callbacks:
-        raise ConfigError("callbacks must be empty in a deployment; read metrics.jsonl instead")
+    measuring = [name_of(type(one)) for one in experiment.callbacks if one.measures]
+    if measuring:
+        raise ConfigError(
+            f"callbacks: got {', '.join(measuring)}, expected none that measures on the clients' "
+            "states, which a deployment keeps at the sites."
+        )
     if experiment.evaluate.target != "global":
         target = experiment.evaluate.target
         raise ConfigError(f"evaluate.target is {target!r}, but must be 'global' in a deployment")

@@ -17,6 +17,7 @@ from typing import Any, NotRequired, TypedDict
 import torch
 
 from fedadmm.core.messages import ClientInfo
+from fedadmm.core.validation import CLIENT_LIMIT, violation
 from fedadmm.run.client import Job
 
 
@@ -196,6 +197,12 @@ def read(found: Mapping[str, Any]) -> Record | str:
         held = found.get(group, {}).get(name, [])
         if not isinstance(held, list) or not all(isinstance(one, kind) for one in held):
             return f"says that {group}.{name} is {str(held)[:40]}, but it must list {what}"
+        if kind is int and not all(0 <= one < CLIENT_LIMIT for one in held):
+            return f"{group}.{name}: got {str(held)[:40]}, expected numbers below {CLIENT_LIMIT}."
+    agreement = found.get("network", {}).get("agreement", {})
+    numbered = all(key.isdecimal() and len(key) < 8 for key in agreement)
+    if not numbered or violation(agreement, Mapping[str, float]):
+        return f"network.agreement: got {str(agreement)[:40]}, expected a number per client."
     for group, name in (("clock", "seconds"), ("cohort", "participants")):
         given = found.get(group, {}).get(name)
         if given is not None and as_number(given) is None:

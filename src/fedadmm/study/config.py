@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fedadmm.core.config_tree import Tree, flattened, from_config, suggestion
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import FAMILIES, TRUSTS_CODE, is_external, part_of
-from fedadmm.core.validation import shown
+from fedadmm.core.validation import CLIENT_LIMIT, shown
 
 if TYPE_CHECKING:
     from fedadmm.run.experiment import Experiment
@@ -59,7 +59,7 @@ TABLES = {
 }
 TABLES |= {"local.solver": "solver", "local.stop": "stop"}
 """The tables that name a part -> its family."""
-_MOST = {"problem.clients": 1_000_000, "engine.workers": 1024}
+_MOST = {"problem.clients": CLIENT_LIMIT, "engine.workers": 1024}
 """Larger numbers would not fail but hang."""
 
 

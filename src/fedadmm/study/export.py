@@ -20,7 +20,7 @@ from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.outputs import Iterate
 from fedadmm.core.problem import Problem
-from fedadmm.data.preparation import Column, OneHot, Standardised
+from fedadmm.data.preparation import Column, OneHot, Standardised, from_document
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import flat
@@ -29,7 +29,7 @@ from fedadmm.run.stores.records import layout, rebuild, separate
 from fedadmm.study import config
 from fedadmm.study.config import resolve
 from fedadmm.study.formatting import csv_text
-from fedadmm.study.predict import ABOUT, Predictor, columns_of, described
+from fedadmm.study.predict import ABOUT, Predictor, described
 from fedadmm.study.run_dir import (
     MODEL,
     STATE_DICT,
@@ -268,8 +268,8 @@ def _onnx(restored: Restored) -> tuple[bytes, dict[str, Any]]:
     rows = restored.rows.to(kind) if restored.rows.is_floating_point() else restored.rows
     prepared = restored.about["preparation"]
     if prepared is not None:
-        scale = Standardised(**prepared["target"]) if "target" in prepared else None
-        whole = _FromColumns(columns_of(restored.about), module, scale).eval()
+        columns, scale = from_document(prepared, "preparation")
+        whole = _FromColumns(columns, module, scale).eval()
         module, rows = whole, whole.raw(rows)
     data = _traced(module, rows, restored.about)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])

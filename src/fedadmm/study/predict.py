@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,24 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from fedadmm.core.errors import DataError
+from fedadmm.core.errors import DataError, ParameterError
 from fedadmm.core.objectives.flat import FlatModule
+from fedadmm.core.parts import is_external
 from fedadmm.data import models, preparation
 from fedadmm.data.dataset import Dataset
 from fedadmm.data.loaders.tabular import read_columns
-from fedadmm.data.preparation import Column, OneHot, Standardised
+from fedadmm.data.preparation import OneHot
 from fedadmm.data.problems.named_problem import model_factory
 from fedadmm.study import config
-from fedadmm.study.run_dir import RunDir, runs_below
+from fedadmm.study.run_dir import RunDir, check_entries, runs_below
 
+_ENTRIES: Mapping[str, Any] = {
+    "model": str,
+    "target": str,
+    "labels": Sequence[str],
+    "preparation": Mapping[str, Any],
+}
+"""What `described` returns, as far as predictions need it, and its types."""
 ABOUT = "fedadmm"
 """The key of an exported file's metadata that holds what `described` says, as JSON."""
 
@@ -41,16 +49,6 @@ def described(run: Path) -> dict[str, Any]:
         "labels": [str(label) for label in partition.get("labels", ())],
         "preparation": partition.get("preparation"),
     }
-
-
-def columns_of(about: Mapping[str, Any]) -> list[Column]:
-    """The columns that a model takes, as they were prepared."""
-    return [
-        OneHot(one["name"], tuple(one["categories"]))
-        if "categories" in one
-        else Standardised(**one)
-        for one in about["preparation"]["columns"]
-    ]
 
 
 class Predictor:
@@ -78,38 +76,51 @@ class Predictor:
         path, state = Path(run), None
         if path.is_file():
             about, state = _exported(path)
-            config.reject_code(path, about)
         else:
             about = described(path)
+        about = dict.fromkeys(_ENTRIES) | about
+        if state is not None and isinstance(about["model"], str):
+            config.reject_code(path, {"model": about["model"]})
         if about["preparation"] is None:
             raise DataError(
-                f"{run}: the problem is {about['problem']!r} and its rows were taken as they "
+                f"{run}: the problem is {about.get('problem')!r} and its rows were taken as they "
                 "are; only a run whose columns were prepared can predict from raw columns (fedadmm "
                 "run --csv, or problem.preparation = 'from-sums')"
             )
-        self.target = str(about["target"])
-        self.columns: list[Column] = columns_of(about)
+        check_entries(path, about, _ENTRIES)
+        self.target: str = about["target"]
+        self.columns, self._scale = preparation.from_document(about["preparation"], path)
         self.labels: list[str] = about["labels"]
-        scale = about["preparation"].get("target")
-        self._scale = None if scale is None else Standardised(**scale)
         width = sum(len(c.categories) if isinstance(c, OneHot) else 1 for c in self.columns)
         self.width = width
         """The number of prepared columns."""
         blank = Dataset(
             torch.zeros(1, width), torch.zeros(1, dtype=torch.long), len(self.labels) or None
         )
-        module = models.build(model_factory(about["model"], blank, None))
-        if state is not None:
-            module.to(next(iter(state.values())).dtype).load_state_dict(state)
+        try:
+            factory = model_factory(about["model"], blank, None)
+        except ParameterError as error:
+            raise DataError(f"{path}: {error}") from None
+        stored = [RunDir(path).model(last).params] if state is None else list(state.values())
+        held = sum(one.numel() for one in stored)
+        # A changed name may ask for a network that is too large to build.
+        with torch.device("cpu" if is_external(about["model"]) else "meta"):
+            module = models.build(factory)
+        trained = [one for one in module.parameters() if one.requires_grad]
+        named = trained if state is None else list(module.state_dict().values())
+        if (wanted := sum(one.numel() for one in named)) != held:
+            raise DataError(
+                f"{path}: model: got {about['model']!r} with {wanted} parameters for {width} "
+                f"columns and {len(self.labels)} labels, expected the {held} that are stored."
+            )
+        module = models.build(factory)
+        if state is None:
+            FlatModule(module).to(stored[0].dtype, "cpu").load(stored[0])
         else:
-            params, flat = RunDir(path).model(last).params, FlatModule(module)
-            if flat.num_parameters != params.numel():
-                raise DataError(
-                    f"{run}: the model has {params.numel()} parameters, but {about['model']!r} for "
-                    f"{width} columns has {flat.num_parameters}"
-                )
-            flat.to(params.dtype, "cpu")
-            flat.load(params)
+            try:
+                module.to(stored[0].dtype).load_state_dict(state)
+            except RuntimeError as error:
+                raise DataError(f"{path}: model: {error}") from None
         self.module = module.eval()
 
     def outputs(self, rows: Any) -> torch.Tensor:
@@ -118,6 +129,8 @@ class Predictor:
         kind = next(self.module.parameters()).dtype
         with torch.no_grad():
             found: torch.Tensor = self.module(torch.from_numpy(inputs).to(kind))
+        if not bool(found.isfinite().all()):
+            raise DataError("the model returns values that are not finite for some row")
         return found
 
     def predict_proba(self, rows: Any) -> NDArray[np.float64]:
@@ -165,8 +178,10 @@ def _exported(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {})[ABOUT])
+            if not isinstance(about, dict):
+                raise ValueError("its description is not a JSON object")
             return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise DataError(
             f"{path}: is neither the folder of a run nor a file that `fedadmm export --format "
             f"safetensors` made ({error})"

@@ -28,6 +28,7 @@ from fedadmm.core import atomic_files, codec, trees
 from fedadmm.core.codec import Packed, Plain
 from fedadmm.core.errors import ConfigError, DataError, StateError
 from fedadmm.core.outputs import Iterate
+from fedadmm.core.validation import shown, violation
 from fedadmm.run.evaluation import Target
 from fedadmm.run.metrics import Best
 from fedadmm.run.record import OTHERS, Record, read
@@ -95,12 +96,31 @@ def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, An
     if missing is not None and not atomic_files.exists(path):
         return missing
     try:
-        value = json.loads(atomic_files.read(path))
+        value = _loads(atomic_files.read(path))
     except (StateError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}: is not a JSON object")
     return value
+
+
+def check_entries(origin: Path, document: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Raise a DataError for an entry of a document that its annotation does not allow."""
+    for name in kinds.keys() & document.keys():
+        wrong = violation(document[name], kinds[name])
+        if wrong is not None:
+            raise DataError(
+                f"{origin}: {name}{wrong.where}: got {shown(wrong.value)}, "
+                f"expected {wrong.allowed}."
+            )
+
+
+def _loads(data: bytes) -> Any:
+    """Parse JSON; a ValueError also for text that cannot be written again (a lone surrogate)."""
+    found = json.loads(data)
+    if rb"\ud" in data.lower():
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 class RunDir:
@@ -182,8 +202,11 @@ class RunDir:
         """Which round's model the best one is, and why; the file tells it, also of a killed run."""
         path = self.path / MODEL
         about = codec.read(path).plain.get("best") if path.is_file() else None
-        found = self.summary().get("best") if about is None else json.loads(str(about))
-        return found if isinstance(found, dict) else None
+        found = self.summary().get("best") if about is None else _loads(str(about).encode())
+        if not isinstance(found, dict):
+            return None
+        check_entries(path, dict.fromkeys(reading.BEST_ENTRIES) | found, reading.BEST_ENTRIES)
+        return found
 
     def model(self, last: bool = False) -> Iterate:
         """The best model, or the last one."""
@@ -237,7 +260,10 @@ class RunDir:
 
     def summary(self) -> Summary:
         """Return the content of summary.json; empty if the file does not exist yet."""
-        return read_json(self.path / SUMMARY, missing={})
+        path = self.path / SUMMARY
+        found = read_json(path, missing={})
+        check_entries(path, found, reading.SUMMARY_ENTRIES)
+        return found
 
     def finished(self) -> Summary | None:
         """The summary of a run that needs nothing more; None for any other."""
@@ -246,7 +272,9 @@ class RunDir:
 
     def partition(self) -> dict[str, Any]:
         """What partition.json says; nothing for problems that were not split from rows."""
-        return read_json(self.path / PARTITION, missing={})
+        found = read_json(self.path / PARTITION, missing={})
+        check_entries(self.path / PARTITION, found, reading.PARTITION_ENTRIES)
+        return found
 
     def records(self) -> list[Record]:
         """The records so far; a last line that is not complete yet is left out."""
@@ -313,7 +341,7 @@ def _parsed(lines: list[bytes]) -> list[Any]:
     All at once, because the keys of a long run are then in memory once.
     """
     try:
-        found: list[Any] = json.loads(b"[%s]" % b",".join(lines))
+        found: list[Any] = _loads(b"[%s]" % b",".join(lines))
     except (ValueError, RecursionError):
         found = []
     if len(found) != len(lines):

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 import fedadmm
 from fedadmm.core import clock
 from fedadmm.core.contracts import AnyAlgorithm
 from fedadmm.core.problem import Problem
+from fedadmm.core.validation import CLIENT_LIMIT, Natural
 from fedadmm.run.evaluation import Target
 from fedadmm.run.metrics import (
     Best,
@@ -58,6 +60,26 @@ INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
 """The codes of runs that are not at their end; the others are those of an `Ending`."""
 
+SUMMARY_ENTRIES: Mapping[str, Any] = {
+    **dict.fromkeys(("algorithm", "method", "label", "status", "code"), str),
+    "seed": int | None,
+    "final": Mapping[str, Any],
+    **dict.fromkeys(("target", "best"), Mapping[str, Any] | None),
+    **dict.fromkeys(("rounds", "bytes_up", "bytes_down"), Natural),
+}
+"""Entries of summary.json that are read, and their types; `BEST_ENTRIES` of its entry `best`."""
+BEST_ENTRIES: Mapping[str, Any] = {"round": Natural, "metric": str}
+PARTITION_ENTRIES: Mapping[str, Any] = {
+    "clients": Annotated[int, Ge(0), Le(CLIENT_LIMIT)],
+    "names": Sequence[str],
+    "sizes": Sequence[Natural],
+    "weights": str,
+    "labels": Sequence[str | int],
+    "counts": Sequence[Sequence[Natural]],
+    "preparation": Mapping[str, Any] | None,
+}
+"""The same of partition.json."""
+
 MOST_CLIENTS = 200
 """This many clients are listed one by one in partition.json."""
 
@@ -65,6 +87,8 @@ MOST_CLIENTS = 200
 Numbers = NDArray[np.float64]
 SHOWN_ROUNDS = 200
 """This many rounds fit into a picture of who took part when."""
+AGREEMENT_ROUNDS = 20
+"""The agreement of a client with the others is averaged over this many of its last updates."""
 SHOWN_WORK, SHOWN_WORKERS = 240, 30
 """This many pieces of work, of this many clients, fit into a picture of who worked when."""
 
@@ -91,6 +115,8 @@ class Columns:
     delays: Counter[int] = field(default_factory=Counter)
     pieces: list[list[float]] = field(default_factory=list)
     """The first pieces of work: client, begin, end, folded."""
+    agreement: dict[int, deque[float]] = field(default_factory=dict)
+    """Cosines of a client's last updates to the sums of the others, if a server measured them."""
     _warnings: list[str] = field(default_factory=list)
     _privacy: dict[str, Any] = field(default_factory=dict)
     _numbers: dict[tuple[str, str], array[float]] = field(default_factory=dict)
@@ -132,6 +158,9 @@ class Columns:
                     workers.add(piece[0])
                     self.pieces.append(piece)
             del self.pieces[SHOWN_WORK:]
+        for client, cosine in groups.get("network", {}).get("agreement", {}).items():
+            last = self.agreement.setdefault(int(client), deque(maxlen=AGREEMENT_ROUNDS))
+            last.append(cosine)
         self._warnings += groups.get("callbacks", {}).get("warnings", ())
         self._privacy = groups.get("privacy", {})
 

@@ -185,6 +185,8 @@ def read_columns(
             hint = "; client=None makes every file one client, as without --client"
             hint = hint if name == client else ""
             raise DataError(f"{path}: has no column {name!r} (it has {', '.join(cells)}){hint}")
+    if gaps:
+        preparation.reject_huge(cells, path)
     return cells, client
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedadmm.core import trees
+from fedadmm.core.aggregation import cosines_to_others
 from fedadmm.core.errors import EngineError
 from fedadmm.core.messages import ClientInfo, Download, Engine, PartialSum, Upload
 from fedadmm.flower.federation import Federation
@@ -211,12 +212,23 @@ class GridEngine(Engine):
         return f"; the largest shares of the last updates are those of {each}" if each else ""
 
     def influence(self) -> dict[str, Any]:
-        """Return the client with the largest share of the last step, if updates are visible."""
+        """Return the client with the largest share of the last step, and each client's agreement.
+
+        The agreement is the cosine of its update to the sum of the others.  Both are measured only
+        if single updates are visible, and change nothing.
+        """
         shares = self._shares(self._sizes())
         if not shares:
             return {}
         client = max(shares, key=lambda one: shares[one])
-        return {"influence": {"client": client, "share": shares[client]}}
+        messages = {
+            c: (self._job.problem.weight(c), accepted.admitted.answer.upload.message)
+            for c, accepted in self._answers.items()
+        }
+        found = {"influence": {"client": client, "share": shares[client]}}
+        if agreement := {str(c): one for c, one in cosines_to_others(messages).items()}:
+            found["agreement"] = agreement
+        return found
 
     def _sizes(self) -> dict[int, Sizes]:
         return {client: accepted.admitted.sizes for client, accepted in self._answers.items()}

@@ -130,7 +130,7 @@ def serve(
         CompatibilityError: a callback measures client states.
         StateError: another server uses the folder, or it has another run.
     """
-    chosen = as_callbacks(callbacks)
+    chosen = as_callbacks([*callbacks, *federation.experiment.callbacks])
     for one in chosen:
         if one.measures:
             raise CompatibilityError(

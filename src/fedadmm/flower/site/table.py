@@ -120,13 +120,7 @@ class TablePreparation(NamedTuple):
     def read(cls, path: Path) -> TablePreparation:
         """Read what `write` wrote."""
         found = json.loads(path.read_text("utf-8"))
-        columns: list[Column] = [
-            OneHot(one["name"], tuple(one["categories"]))
-            if "categories" in one
-            else Standardised(**one)
-            for one in found["columns"]
-        ]
-        target = None if found["target"] is None else Standardised(**found["target"])
+        columns, target = preparation.from_document(found, path)
         return cls(found["names"], found["samples"], columns, found["labels"], target)
 
     def write(self, path: Path) -> None:

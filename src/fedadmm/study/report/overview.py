@@ -41,6 +41,28 @@ def client_panels(content: StudyResult) -> Iterator[Panel]:
     clients = max(known, *(run.columns.clients for run in content.runs))
     yield from _participation(content, clients)
     yield from _presence(content, clients)
+    if len(content.runs) == 1:
+        yield from _agreement(content)
+
+
+def _agreement(content: StudyResult) -> Iterator[Panel]:
+    """Yield the mean cosine of each site's last updates to the sum of the others."""
+    found = content.runs[0].columns.agreement
+    means = {client: sum(last) / len(last) for client, last in sorted(found.items())}
+    if not means:
+        return
+    names = content.partition.names if content.partition else []
+    labels = [names[c] if c < len(names) else str(c) for c in means]
+    lowest = min(means, key=lambda client: means[client])
+    label = labels[list(means).index(lowest)]
+    note = (
+        "The cosine of a site's update to the sum of the others', a mean over its last "
+        f"{run_history.AGREEMENT_ROUNDS} updates. The lowest is that of {label}, "
+        f"{means[lowest]:.2f}. A negative value may mean wrong updates, or unusual data; nothing "
+        "follows from it by itself."
+    )
+    values = [short(one) for one in means.values()]
+    yield Bars("agreement", "Agreement of each site", note, "cosine", values, labels)
 
 
 def _limit(shown: int, clients: int) -> str:
@@ -54,7 +76,7 @@ def _participation(content: StudyResult, clients: int) -> Iterator[Panel]:
     if not counts:
         return
     name, title, unit = "participation", "Participation", "rounds"
-    rows = [values[:MOST_CLIENTS] for values in counts.values()]
+    rows = list(counts.values())
     several = any(len(runs) > 1 for runs in content.labels.values())
     average = ", on average over the seeds" if several else ""
     note = f"Rounds in which each client participated{average}.{_limit(len(rows[0]), clients)}"
@@ -67,10 +89,10 @@ def _participation(content: StudyResult, clients: int) -> Iterator[Panel]:
 
 
 def _counts(runs: list[RecordedRun], clients: int) -> list[float]:
-    """Return each client's number of rounds, a mean over the seeds that did not diverge."""
+    """Return the rounds of each shown client, a mean over the seeds that did not diverge."""
     healthy = [run for run in runs if not run.diverged] or runs
     counts = sum((run.columns.took_part for run in healthy), Counter[int]())
-    return [short(counts[client] / len(healthy)) for client in range(clients)]
+    return [short(counts[client] / len(healthy)) for client in range(min(clients, MOST_CLIENTS))]
 
 
 def _presence(content: StudyResult, clients: int) -> Iterator[Panel]:
