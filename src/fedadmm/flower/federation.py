@@ -348,7 +348,10 @@ def check_deployable(experiment: Experiment) -> None:
             "gradient mapping needs all clients' gradients"
         )
     if experiment.callbacks:
-        raise ConfigError("callbacks must be empty in a deployment; read metrics.jsonl instead")
+        raise ConfigError(
+            "callbacks: got some, expected none in a deployment; give trackers to the server in "
+            "the app, as in server_app(federation, callbacks=[MLflow()])."
+        )
     if experiment.evaluate.target != "global":
         target = experiment.evaluate.target
         raise ConfigError(f"evaluate.target is {target!r}, but must be 'global' in a deployment")
