@@ -25,7 +25,7 @@ import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.core import atomic_files, codec
 from fedadmm.core.errors import ConfigError, EngineError, StateError
-from fedadmm.core.privacy import Accountant
+from fedadmm.core.privacy import composed_epsilon
 from fedadmm.flower.configured import Deployment, federation
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.deploy.keys import make_certificates, make_node_key
@@ -135,17 +135,23 @@ def test_a_list_of_sites_that_cannot_be_understood_is_refused(text, tmp_path):
 
 @pytest.mark.parametrize("samples", [[100], [98, 230, 104, 160], [21], [40, 7]])
 def test_the_noise_of_a_project_lasts_for_all_rounds_of_every_site(samples):
-    """Counted again by the accountant of each site; a tenth less noise does not last."""
+    """Composed again for each site, with an evaluation every ten rounds."""
     noise = Noise.fit(8.0, 20, samples)
+
+    def epsilon(multiplier: float, rounds: int, steps: int) -> float:
+        made = {(multiplier, 1 / steps): rounds * 5 * steps}
+        return composed_epsilon({**made, (noise.evaluation, 1.0): math.ceil(rounds / 10)}, 1e-5)
+
     less = []
     for count in samples:
-        steps = math.ceil(count / 20)
-        account = Accountant(noise.multiplier, 1e-5, 1 / steps)
-        lasts = noise.rounds[count]
+        steps, lasts = math.ceil(count / 20), noise.rounds[count]
         assert lasts >= 20
-        assert account.epsilon(lasts * 5 * steps) <= 8.0 < account.epsilon((lasts + 1) * 5 * steps)
-        less.append(Accountant(0.9 * noise.multiplier, 1e-5, 1 / steps).epsilon(100 * steps))
+        assert epsilon(noise.multiplier, lasts, steps) <= 8.0
+        assert epsilon(noise.multiplier, lasts + 1, steps) > 8.0
+        less.append(epsilon(0.9 * noise.multiplier, 20, steps))
     assert max(less) > 8.0
+    # two evaluations consume a tenth of what they would alone: 1 / s^2 adds up
+    assert composed_epsilon({(noise.evaluation, 1.0): 20}, 1e-5) == pytest.approx(8.0, rel=0.05)
 
 
 def test_a_project_says_how_many_rounds_each_site_can_afford(tmp_path):
@@ -157,7 +163,9 @@ def test_a_project_says_how_many_rounds_each_site_can_afford(tmp_path):
     assert isinstance(solver, fa.DPSGD)
     assert solver.multiplier == made["noise"]["multiplier"] > 1.0
     assert sorted(made["noise"]["rounds"]) == ["230", "98"]
-    assert read_policy(tmp_path / "p" / "sites" / "client-0" / "site.toml").epsilon == 8.0
+    policy = read_policy(tmp_path / "p" / "sites" / "client-0" / "site.toml")
+    assert policy.epsilon == 8.0
+    assert policy.evaluation_noise == made["noise"]["evaluation"] > 1.0
     wrong = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "q"), "--samples", "many"])
     assert wrong.exit_code == 2
 
@@ -185,9 +193,9 @@ def test_the_app_to_start_from_runs(tmp_path, epsilon, chosen, solver, aggregate
 
     context = SimpleNamespace(node_config={"data": str(tmp_path / "rows.csv")})
     objective = names["load"](context)
-    assert objective.num_parameters == 5
+    assert objective.num_parameters == (4 + 1) * 2
     job = names["federation"].server_job()
-    assert job.initial.shape == (5,)
+    assert job.initial.shape == (10,)
     assert (type(job.solver), type(job.aggregator)) == (solver, aggregate)
 
 

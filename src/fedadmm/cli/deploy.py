@@ -219,6 +219,10 @@ def init(
         )
         for count, lasts in sorted(made.noise.rounds.items()):
             typer.echo(f"        a site with {count} training samples can afford {lasts} rounds")
+        typer.echo(
+            "        every 10 rounds the sites answer with their accuracy, from the same budget: "
+            f"noise {made.noise.evaluation:g} on the number of correct answers"
+        )
     typer.echo(f"edit    {made.app}  (your model and your data)")
     typer.echo(f"follow  {made.commands}  (server first, then each site)")
 
