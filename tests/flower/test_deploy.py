@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -26,18 +27,20 @@ from fedadmm.cli import app
 from fedadmm.core import atomic_files, codec
 from fedadmm.core.errors import ConfigError, EngineError, StateError
 from fedadmm.core.privacy import composed_epsilon
-from fedadmm.flower.configured import Deployment, federation
+from fedadmm.flower.configured import Deployment, federation, sites
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.deploy.keys import make_certificates, make_node_key
-from fedadmm.flower.deploy.local_federation import Follower, SiteComparison, SiteScores, run_locally
+from fedadmm.flower.deploy.local_federation import Follower, compare, run_locally
 from fedadmm.flower.deploy.network import LocalNetwork
 from fedadmm.flower.deploy.project import Noise, write_project
 from fedadmm.flower.federation import read_sites
 from fedadmm.flower.server.run_recorder import RunRecorder
 from fedadmm.flower.site.policy import read_policy
 from fedadmm.study import config as configs, run_dir as directory
+from fedadmm.study.benefit import SiteBenefit
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import RunDir
+from fedadmm.study.single_run import run as simulated
 
 
 def test_private_files_are_private(tmp_path):
@@ -536,12 +539,28 @@ def test_a_deployment_that_is_still_watched_is_not_taken_over(tmp_path, monkeypa
 
 
 def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
-    rows = [
-        SiteScores("locally trained", [0.7, 0.6], [0.5, 0.7]),
-        SiteScores("shared", [0.6, 0.6], [0.6, 0.7]),
-        SiteScores("personalised", [0.8, 0.7], [0.4, 0.7]),
-    ]
-    found = SiteComparison(["A", "B"], rows)
+    """A row per site with its interval, as after a simulated run."""
+    generator, paths = np.random.default_rng(3), []
+    for site in range(3):
+        x = generator.normal(size=(40, 2))
+        lines = [f"{a:.3f},{b:.3f},{'yes' if a > b else 'no'}" for a, b in x]
+        paths.append(str(tmp_path / f"site{site}.csv"))
+        Path(paths[-1]).write_text("\n".join(["a,b,y", *lines]) + "\n")
+    problem = {"name": "table", "path": paths, "target": "y", "preparation": "from-sums"}
+    problem |= {"test_fraction": 0.4, "weights": "samples"}
+    tree = {"rounds": 3, "problem": problem, "local": {"solver": {"name": "sgd", "lr": 0.5}}}
+    chosen, out = resolve(tree), tmp_path / "run"
+    simulated(chosen, out)
+    params, apart = RunDir(out).model(last=True).params, sites(chosen)
+    tests = [apart.load(chosen.problem, Path(path), i).test for i, path in enumerate(paths)]
+    found = compare(chosen, out)
+    assert (found.sites, found.sizes) == (["site0", "site1", "site2"], [16, 16, 16])
+    shared = [dict(test(params))["test_accuracy"] for test in tests]
+    assert found.scores["shared"] == pytest.approx(shared)
+    gains, by_site = found.gains["shared"], np.subtract(shared, found.scores["local"])
+    assert [gain.mean for gain in gains] == pytest.approx([*by_site, by_site.mean()])
+    assert all(gain.low <= gain.mean <= gain.high for gain in gains)
+    assert any(gain.low < gain.high for gain in gains)
     summary = {"status": "completed", "code": "completed", "algorithm": "fedadmm", "network": {}}
     summary |= {"last": {}, "rounds": 1, "bytes_up": 0, "target": None, "label": "FedADMM"}
     monkeypatch.setattr(
@@ -552,11 +571,11 @@ def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
     given = ["deploy", "local", "hospitals", "--out", str(tmp_path), "--no-report"]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
-    said = " ".join(done.output.split())
-    assert "66.0 %" not in said
-    for share in ("65.0 %", "60.0 %", "75.0 %"):  # the means of the two sites
-        assert share in said
-    assert "loss -0.050, accuracy +10.0 points" in said
+    for gain in gains:
+        assert gain.verdict in done.output
+    assert f"{100 * gains[-1].low:+.1f}".replace("-", "−") in done.output
+    shown = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)["comparison"]
+    assert SiteBenefit.read(shown) == found
 
 
 def test_each_line_of_the_metrics_is_read_once(tmp_path, monkeypatch):
