@@ -54,7 +54,7 @@ def main() -> None:
             stop=fa.Epochs(2),
             sampler=fa.UniformSampling(10),
             evaluate=False,
-            engine=Ray(actors=count),
+            engine=Ray(workers=count),
             store=DiskStore(Path(folder) / "state"),
             callbacks=[lambda report: ends.append(time.perf_counter())],
         )

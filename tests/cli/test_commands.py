@@ -311,6 +311,21 @@ def test_sweep_runs_a_grid_and_finds_finished_cells(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out/cells").iterdir())) == 8
 
 
+def test_sweep_goes_on_from_its_folder_without_a_configuration(tmp_path: Path) -> None:
+    config, out = write_small(tmp_path / "small.toml"), tmp_path / "sweep"
+    first = document("sweep", config, "--grid", "rounds=2,3", "--out", out, "--jobs", 1)
+    assert document("sweep", "--out", out, "--resume", "--jobs", 1) == first
+    other = document("sweep", "--out", out, "--grid", "rounds=4", "--jobs", 1)
+    assert [run["rounds"] for run in other["runs"]] == [4]
+    assert call("sweep", "--out", tmp_path / "none", "--resume").exit_code == 2
+
+
+def test_workers_is_the_number_of_actors_of_ray(tmp_path: Path) -> None:
+    config = write_small(tmp_path / "small.toml")
+    shown = call("run", config, "--engine", "ray", "--workers", 2, "--print-config")
+    assert tomllib.loads(shown.stdout)["engine"]["workers"] == 2
+
+
 def test_report_and_export_read_a_finished_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     document("run", write_small(tmp_path / "a.toml"), "--out", out, "--no-report")

@@ -14,7 +14,7 @@ from scipy.stats import beta, norm
 
 import fedadmm as fa
 from fedadmm.core.pipeline import round_rng
-from fedadmm.core.privacy import Accountant, multiplier_for
+from fedadmm.core.privacy import Accountant, composed_epsilon, multiplier_for
 from fedadmm.core.rng import KeyedGenerator
 from support.federations import run
 from support.rejections import naming
@@ -90,6 +90,16 @@ def test_a_run_whose_budget_is_exhausted_is_rejected(tmp_path):
     more: dict[str, Any] = {"checkpoints": points, "resume": True, **WORK}
     with pytest.raises(fa.errors.StateError, match=naming("epsilon budget 2.5")):
         run(fa.FedAvg(), given, 50, pipeline=upload(2.5), **more)
+
+
+def test_the_multiplier_beside_other_mechanisms_is_the_least():
+    """Without amplification precisions add up: 1 / z^2 of 10 uses and 1 / 4^2 of 3."""
+    alone = multiplier_for(2.0, 1e-5, 1.0, 1)
+    found = multiplier_for(2.0, 1e-5, 1.0, 10, {(8.0, 1.0): 3})
+    assert 10 / found**2 + 3 / 8.0**2 == pytest.approx(1 / alone**2, rel=0.01)
+    assert composed_epsilon({(found, 1.0): 10, (8.0, 1.0): 3}, 1e-5) <= 2.0
+    with pytest.raises(fa.errors.ParameterError, match=naming("epsilon 0.1")):
+        multiplier_for(0.1, 1e-5, 1.0, 10, {(8.0, 1.0): 3})
 
 
 def test_the_multiplier_for_an_epsilon_is_the_least():

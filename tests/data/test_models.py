@@ -51,6 +51,16 @@ def test_a_relu_follows_every_convolution_and_no_softmax_ends_the_model(name: st
     assert models.build(name)(torch.zeros(3, *IMAGES[name])).shape == (3, layers[-1].out_features)
 
 
+def test_the_small_cnn_follows_the_size_of_the_images() -> None:
+    color = models.build("small-cnn", inputs=3 * 32 * 32)
+    # 75 weights per filter on three channels; 16 channels of 8×8 after two poolings
+    assert _size(color) == (75 * 8 + 8) + (25 * 8 * 16 + 16) + (1024 * 32 + 32) + (32 * 10 + 10)
+    assert color(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert models.build("small-cnn", inputs=64)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    with pytest.raises(ParameterError, match=naming("small-cnn inputs 100")):
+        models.build("small-cnn", inputs=100)
+
+
 @pytest.mark.parametrize("name", ["cnn1", "cnn2"])
 def test_gong_as_released(name: str) -> None:
     released = models.build(name, as_released="gong")

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -25,19 +26,21 @@ import fedadmm as fa
 from fedadmm.cli import app
 from fedadmm.core import atomic_files, codec
 from fedadmm.core.errors import ConfigError, EngineError, StateError
-from fedadmm.core.privacy import Accountant
-from fedadmm.flower.configured import Deployment, federation
+from fedadmm.core.privacy import composed_epsilon
+from fedadmm.flower.configured import Deployment, federation, sites
 from fedadmm.flower.deploy import processes
 from fedadmm.flower.deploy.keys import make_certificates, make_node_key
-from fedadmm.flower.deploy.local_federation import Follower, SiteComparison, SiteScores, run_locally
+from fedadmm.flower.deploy.local_federation import Follower, compare, run_locally
 from fedadmm.flower.deploy.network import LocalNetwork
 from fedadmm.flower.deploy.project import Noise, write_project
 from fedadmm.flower.federation import read_sites
 from fedadmm.flower.server.run_recorder import RunRecorder
 from fedadmm.flower.site.policy import read_policy
 from fedadmm.study import config as configs, run_dir as directory
+from fedadmm.study.benefit import SiteBenefit
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import RunDir
+from fedadmm.study.single_run import run as simulated
 
 
 def test_private_files_are_private(tmp_path):
@@ -135,17 +138,23 @@ def test_a_list_of_sites_that_cannot_be_understood_is_refused(text, tmp_path):
 
 @pytest.mark.parametrize("samples", [[100], [98, 230, 104, 160], [21], [40, 7]])
 def test_the_noise_of_a_project_lasts_for_all_rounds_of_every_site(samples):
-    """Counted again by the accountant of each site; a tenth less noise does not last."""
+    """Composed again for each site, with an evaluation every ten rounds."""
     noise = Noise.fit(8.0, 20, samples)
+
+    def epsilon(multiplier: float, rounds: int, steps: int) -> float:
+        made = {(multiplier, 1 / steps): rounds * 5 * steps}
+        return composed_epsilon({**made, (noise.evaluation, 1.0): math.ceil(rounds / 10)}, 1e-5)
+
     less = []
     for count in samples:
-        steps = math.ceil(count / 20)
-        account = Accountant(noise.multiplier, 1e-5, 1 / steps)
-        lasts = noise.rounds[count]
+        steps, lasts = math.ceil(count / 20), noise.rounds[count]
         assert lasts >= 20
-        assert account.epsilon(lasts * 5 * steps) <= 8.0 < account.epsilon((lasts + 1) * 5 * steps)
-        less.append(Accountant(0.9 * noise.multiplier, 1e-5, 1 / steps).epsilon(100 * steps))
+        assert epsilon(noise.multiplier, lasts, steps) <= 8.0
+        assert epsilon(noise.multiplier, lasts + 1, steps) > 8.0
+        less.append(epsilon(0.9 * noise.multiplier, 20, steps))
     assert max(less) > 8.0
+    # two evaluations consume a tenth of what they would alone: 1 / s^2 adds up
+    assert composed_epsilon({(noise.evaluation, 1.0): 20}, 1e-5) == pytest.approx(8.0, rel=0.05)
 
 
 def test_a_project_says_how_many_rounds_each_site_can_afford(tmp_path):
@@ -157,7 +166,9 @@ def test_a_project_says_how_many_rounds_each_site_can_afford(tmp_path):
     assert isinstance(solver, fa.DPSGD)
     assert solver.multiplier == made["noise"]["multiplier"] > 1.0
     assert sorted(made["noise"]["rounds"]) == ["230", "98"]
-    assert read_policy(tmp_path / "p" / "sites" / "client-0" / "site.toml").epsilon == 8.0
+    policy = read_policy(tmp_path / "p" / "sites" / "client-0" / "site.toml")
+    assert policy.epsilon == 8.0
+    assert policy.evaluation_noise == made["noise"]["evaluation"] > 1.0
     wrong = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "q"), "--samples", "many"])
     assert wrong.exit_code == 2
 
@@ -185,9 +196,9 @@ def test_the_app_to_start_from_runs(tmp_path, epsilon, chosen, solver, aggregate
 
     context = SimpleNamespace(node_config={"data": str(tmp_path / "rows.csv")})
     objective = names["load"](context)
-    assert objective.num_parameters == 5
+    assert objective.num_parameters == (4 + 1) * 2
     job = names["federation"].server_job()
-    assert job.initial.shape == (5,)
+    assert job.initial.shape == (10,)
     assert (type(job.solver), type(job.aggregator)) == (solver, aggregate)
 
 
@@ -528,12 +539,28 @@ def test_a_deployment_that_is_still_watched_is_not_taken_over(tmp_path, monkeypa
 
 
 def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
-    rows = [
-        SiteScores("locally trained", [0.7, 0.6], [0.5, 0.7]),
-        SiteScores("shared", [0.6, 0.6], [0.6, 0.7]),
-        SiteScores("personalised", [0.8, 0.7], [0.4, 0.7]),
-    ]
-    found = SiteComparison(["A", "B"], rows)
+    """A row per site with its interval, as after a simulated run."""
+    generator, paths = np.random.default_rng(3), []
+    for site in range(3):
+        x = generator.normal(size=(40, 2))
+        lines = [f"{a:.3f},{b:.3f},{'yes' if a > b else 'no'}" for a, b in x]
+        paths.append(str(tmp_path / f"site{site}.csv"))
+        Path(paths[-1]).write_text("\n".join(["a,b,y", *lines]) + "\n")
+    problem = {"name": "table", "path": paths, "target": "y", "preparation": "from-sums"}
+    problem |= {"test_fraction": 0.4, "weights": "samples"}
+    tree = {"rounds": 3, "problem": problem, "local": {"solver": {"name": "sgd", "lr": 0.5}}}
+    chosen, out = resolve(tree), tmp_path / "run"
+    simulated(chosen, out)
+    params, apart = RunDir(out).model(last=True).params, sites(chosen)
+    tests = [apart.load(chosen.problem, Path(path), i).test for i, path in enumerate(paths)]
+    found = compare(chosen, out)
+    assert (found.sites, found.sizes) == (["site0", "site1", "site2"], [16, 16, 16])
+    shared = [dict(test(params))["test_accuracy"] for test in tests]
+    assert found.scores["shared"] == pytest.approx(shared)
+    gains, by_site = found.gains["shared"], np.subtract(shared, found.scores["local"])
+    assert [gain.mean for gain in gains] == pytest.approx([*by_site, by_site.mean()])
+    assert all(gain.low <= gain.mean <= gain.high for gain in gains)
+    assert any(gain.low < gain.high for gain in gains)
     summary = {"status": "completed", "code": "completed", "algorithm": "fedadmm", "network": {}}
     summary |= {"last": {}, "rounds": 1, "bytes_up": 0, "target": None, "label": "FedADMM"}
     monkeypatch.setattr(
@@ -544,11 +571,11 @@ def test_the_end_says_what_the_federation_was_worth(tmp_path, monkeypatch):
     given = ["deploy", "local", "hospitals", "--out", str(tmp_path), "--no-report"]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
-    said = " ".join(done.output.split())
-    assert "66.0 %" not in said
-    for share in ("65.0 %", "60.0 %", "75.0 %"):  # the means of the two sites
-        assert share in said
-    assert "loss -0.050, accuracy +10.0 points" in said
+    for gain in gains:
+        assert gain.verdict in done.output
+    assert f"{100 * gains[-1].low:+.1f}".replace("-", "−") in done.output
+    shown = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)["comparison"]
+    assert SiteBenefit.read(shown) == found
 
 
 def test_each_line_of_the_metrics_is_read_once(tmp_path, monkeypatch):

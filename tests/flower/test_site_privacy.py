@@ -182,6 +182,89 @@ def test_with_noise_a_site_evaluates_only_if_it_says_that_too(hidden, tmp_path):
     assert answers(grid, 3) == 3
 
 
+def accuracies(grid, vector, times):
+    """The noised answers of a site to the same question; None for a declined one."""
+    found = []
+    for _ in range(times):
+        reply = question(grid, vector)
+        declined = wire.DECLINED in reply
+        found.append(None if declined else dict(wire.read_metrics(reply)))
+    return found
+
+
+def test_a_noised_evaluation_is_the_accuracy_plus_gaussian_noise(tmp_path):
+    grid = FakeGrid(federation(fa.FedAvg(), solver=noised()), tmp_path)
+    grid.policy = {"evaluations": 1000, "evaluation-noise": 2.0}
+    site = grid._sites[0]
+    vector = torch.randn(DIMENSION, generator=torch.Generator().manual_seed(8))
+    correct = int(((site.features @ vector > 0) == (site.targets > 0)).sum())
+    assert 10 <= correct <= 20  # of 30, so that five deviations are not cut off
+    found = accuracies(grid, vector, 400)
+    assert all(answer.keys() == {"train_accuracy"} for answer in found)
+    noise = torch.tensor([30 * answer["train_accuracy"] - correct for answer in found])
+    assert abs(float(noise.mean())) < 5 * 2.0 / 20  # five standard errors
+    assert abs(float(noise.std()) / 2.0 - 1) < 5 / 28  # the error of s is s / sqrt(2 n)
+    assert account_of(tmp_path, 0)["noised"] == [{"multiplier": 2.0, "per_epoch": 1, "steps": 400}]
+
+
+def test_noised_evaluations_and_steps_share_the_budget(tmp_path):
+    """k answers with noise s are one with s / sqrt(k): Gaussian mechanisms compose so."""
+    budget = (
+        Accountant(3.0 / 2**0.5, 0.01).epsilon(1) + Accountant(3.0 / 3**0.5, 0.01).epsilon(1)
+    ) / 2
+    settings = federation(fa.FedAvg(), solver=noised(multiplier=3.0))
+    grid = FakeGrid(settings, tmp_path)
+    grid.policy = {"evaluations": 100, "evaluation-noise": 3.0, "epsilon": budget}
+    found = accuracies(grid, torch.zeros(DIMENSION), 4)
+    assert [answer is None for answer in found] == [False, False, True, True]
+    rows = [{"multiplier": 3.0, "per_epoch": 1, "steps": 2}]
+    assert account_of(tmp_path, 0)["noised"] == rows
+    together = composed_epsilon({(3.0, 1 / 3): 6, (3.0, 1.0): 2}, 0.01)
+    assert together > budget > composed_epsilon({(3.0, 1 / 3): 6}, 0.01)
+    assert "an evaluation" not in (said := tried(grid, settings, "run-0"))
+    assert f"epsilon would be {together:.4g}" in said
+    grid.policy["epsilon"] = 1.01 * together
+    assert tried(grid, settings, "run-0") == "update"
+    assert accuracies(grid, torch.zeros(DIMENSION), 1) == [None]
+    line = [one for one in gate.left(tmp_path / "site-0") if one["kind"] == "update"][-1]
+    assert line["epsilon"] == pytest.approx(together)
+
+
+def test_noise_for_samples_does_not_cover_whole_sites(tmp_path):
+    upload = [fa.Clip(0.2), fa.GaussianNoise(1.0, 0.1)]
+    settings = federation(fa.FedAvg(), solver=fa.SGD(lr=0.1, batch_size=10), pipeline=upload)
+    grid = FakeGrid(settings, tmp_path)
+    grid.policy = {"evaluations": 100, "evaluation-noise": 100.0}
+    assert answers(grid, 2) == 0
+    assert account_of(tmp_path, 0) == {}
+    grid.policy = {"evaluations": 100, "evaluation-noise": 0.5, "evaluations-with-noise": True}
+    assert "loss" in dict(wire.read_metrics(question(grid, torch.zeros(DIMENSION))))
+
+
+def test_numbers_without_classes_are_not_answered_with_noise(tmp_path):
+    grid = FakeGrid(federation(fa.FedAvg(), solver=noised()), tmp_path)
+    grid.policy = {"evaluations": 100, "evaluation-noise": 3.0}
+    grid._sites[0] = fa.LeastSquares(torch.ones(30, DIMENSION), torch.zeros(30))
+    assert accuracies(grid, torch.zeros(DIMENSION), 2) == [None, None]
+    assert account_of(tmp_path, 0).get("noised", []) == []
+
+
+def test_masked_evaluations_with_noise_are_charged_once(tmp_path):
+    made = settings(
+        fa.FedAvg(), rounds=1, solver=noised(), pipeline=[fa.Clip(50.0)], evaluate_every=1
+    )
+    grid = MaskedGrid(made, tmp_path)
+    grid.policy = {"evaluations": 5, "evaluation-noise": 1e-6}
+    (record,) = run_through(made, grid, tmp_path).records
+    evaluation = {"multiplier": 1e-6, "per_epoch": 1, "steps": 1}
+    for client in range(CLIENTS):
+        assert account_of(tmp_path, client)["noised"][1:] == [evaluation]
+    assert 0 <= record["network"]["sites"]["metrics"]["train_accuracy"] <= 1
+    assert record["metrics"]["train_accuracy"] == pytest.approx(
+        record["network"]["sites"]["metrics"]["train_accuracy"]
+    )
+
+
 def test_a_run_goes_on_without_the_sites_that_do_not_evaluate(tmp_path, caplog):
     settings = federation(fa.FedAvg(), rounds=3, evaluate_every=1)
 

@@ -20,6 +20,7 @@ from fedadmm.flower.server.server_app import serve
 from fedadmm.flower.server.site_evaluation import SiteMetrics, outlying_metrics
 from fedadmm.run.record import flat
 from fedadmm.study.export import export, export_model
+from fedadmm.study.report.live import LivePage
 from fedadmm.study.run_dir import RunDir
 
 from .harness import DIMENSION, FakeGrid, federation, objectives, run_through
@@ -225,6 +226,22 @@ def test_the_model_of_an_app_of_ones_own_is_exported_also_in_the_middle_of_a_run
     ):
         with pytest.raises(ConfigError, match=said):
             export_model(folder, kind, **options)
+
+
+def test_the_page_of_a_run_without_a_configuration_names_method_and_data(tmp_path):
+    settings = federation(fa.FedADMM(rho=1.0), rounds=2)
+    folder, titles = tmp_path / "run", []
+    directory = RunRecorder(folder, settings)
+
+    def watch(report):
+        page = LivePage(folder).page()
+        titles.append(page[page.index("<title>") : page.index("</title>")])
+
+    directory.finish(serve(settings, FakeGrid(settings, tmp_path), folder, [directory, watch]))
+    page = LivePage(folder).page()
+    for title in [*titles, page[page.index("<title>") : page.index("</title>")]]:
+        assert "FedADMM on the data of" in title
+        assert str(settings.clients) in title
 
 
 def test_a_run_that_goes_on_is_no_longer_said_to_be_complete(tmp_path):

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]
 PATIENCE = 120.0
-ENGINE = Ray(actors=1, timeout=PATIENCE)
+ENGINE = Ray(workers=1, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +87,7 @@ def test_ray_equals_sequential(algorithm: Any, monkeypatch: pytest.MonkeyPatch) 
         return get(store, client)
 
     monkeypatch.setattr(DiskStore, "get", noting)
-    result = run(5, engine=Ray(actors=2, timeout=PATIENCE), **options)
+    result = run(5, engine=Ray(workers=2, timeout=PATIENCE), **options)
     assert read == []
     assert_close(result, run(5, **options))
 
@@ -182,7 +182,7 @@ def test_clients_are_divided_by_their_numbers_of_samples() -> None:
         fa.LeastSquares(torch.randn(10 * n, 3, generator=draws), torch.zeros(10 * n))
         for n in range(1, 9)
     ]
-    engine, folder = Watched(actors=2, timeout=PATIENCE), DiskStore.temporary()
+    engine, folder = Watched(workers=2, timeout=PATIENCE), DiskStore.temporary()
     federation = fa.Problem(clients, initial=torch.zeros(3))
     run(1, problem=federation, engine=engine, store=folder, callbacks=[engine.look])
     for ids in ([0, 2, 4, 6], range(8), [7], [1, 3, 5, 7]):
@@ -195,7 +195,7 @@ def test_clients_are_divided_by_their_numbers_of_samples() -> None:
 
 def test_lost_actors_are_replaced_and_their_clients_recovered(tmp_path: Path) -> None:
     """One dies in the middle of a client, another between two rounds."""
-    engine = Watched(actors=2, timeout=PATIENCE)
+    engine = Watched(workers=2, timeout=PATIENCE)
 
     def kill(report: RoundReport) -> None:
         if report.record["round"] == 2:
@@ -251,8 +251,8 @@ def test_a_run_on_ray_is_resumed_from_its_own_files(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_rejected() -> None:
     with pytest.raises(fa.errors.CompatibilityError, match=naming("store MemoryStore DiskStore")):
         run(2, engine=ENGINE, store=MemoryStore())
-    with pytest.raises(fa.errors.ParameterError, match=naming("actors 0")):
-        Ray(actors=0)
+    with pytest.raises(fa.errors.ParameterError, match=naming("workers 0")):
+        Ray(workers=0)
     with pytest.raises(fa.errors.ParameterError, match=naming("timeout 0.0")):
         Ray(timeout=0.0)
 
@@ -260,7 +260,7 @@ def test_what_does_not_fit_is_rejected() -> None:
 @pytest.mark.release
 def test_an_answer_that_does_not_come_is_not_waited_for_for_ever() -> None:
     with pytest.raises(fa.errors.EngineError, match=naming("actor 0 1e-06 seconds")):
-        run(2, engine=Ray(actors=1, timeout=1e-6))
+        run(2, engine=Ray(workers=1, timeout=1e-6))
 
 
 @pytest.mark.release

@@ -87,7 +87,7 @@ def test_a_machine_that_is_lost_costs_its_round_only(nodes: Any, tmp_path: Path)
         "evaluate": False,
     }
     reference = run(6, **options)
-    engine = Watched(actors=2, timeout=PATIENCE)
+    engine = Watched(workers=2, timeout=PATIENCE)
     store = DiskStore(tmp_path / "clients")
     result = run(6, engine=engine, store=store, callbacks=[look], **options)
     taker.join()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedadmm.core.errors import ConfigError
+from fedadmm.core.errors import ConfigError, DataError
 from fedadmm.study import config as configs
 from fedadmm.study.compare import compare, plan
 from fedadmm.study.run_dir import RunDir
@@ -133,6 +133,19 @@ def test_finished_runs_are_kept_when_a_comparison_goes_on(tmp_path: Path) -> Non
     assert len(result["runs"]) == 6
 
 
+def test_a_comparison_rejected_before_its_first_run_leaves_no_folder(tmp_path: Path) -> None:
+    digits = {"name": "digits", "clients": 2, "model": "cnn2"}  # reads 32×32×3 images only
+    wrong = plan({"problem": digits, "rounds": 1, "seeds": [0], "methods": [{"label": "a"}]})
+    with pytest.raises(DataError):
+        compare(wrong, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    compare(plan(TREE), tmp_path / "out")
+    again = plan(TREE | {"rounds": 7})
+    with pytest.raises(ConfigError):  # runs that were completed are kept
+        compare(again, tmp_path / "out")
+    assert (tmp_path / "out/runs/plain-seed0/metrics.jsonl").is_file()
+
+
 @pytest.mark.parametrize("preset", configs.presets())
 def test_every_preset_is_a_fair_plan(preset: str) -> None:
     ready = plan(configs.read(preset))
@@ -189,7 +202,7 @@ def test_another_solver_is_set_before_its_keys() -> None:
         ),
         ("algorithm.steps", r"algorithm.steps is .* of fedavg, fedadmm; .*found in .*stop.steps"),
         ("algorithm.eta", r"not a key of fedavg, fedadmm; .*found in .*feddr, "),
-        ("engine.actors", r"engine.actors is .* not a key of auto; .*found in ray"),
+        ("engine.address", r"engine.address is .* not a key of auto; .*found in ray"),
         ("algorithm.name", r"algorithm.name is set to 7, but every method compared brings its own"),
         ("engine.name", r"engine.name is set to 7, but every method compared brings its own"),
     ],

@@ -16,8 +16,17 @@ import torch
 from numpy.typing import NDArray
 from sklearn import datasets
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.model_selection import LeaveOneGroupOut, cross_validate, train_test_split
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import (
+    GridSearchCV,
+    GroupKFold,
+    LeaveOneGroupOut,
+    cross_val_score,
+    cross_validate,
+    train_test_split,
+)
 from sklearn.utils.estimator_checks import check_estimator
+from skops import io as skops_io
 from torch import nn
 
 import fedadmm as fa
@@ -55,7 +64,7 @@ def test_scikit_learn_s_own_checks_pass(kind: type[Any]) -> None:
 def test_the_first_fit_works_without_an_option(load: Any, kind: type[Any], least: float) -> None:
     x, y = load(return_X_y=True)
     train, test, known, hidden = train_test_split(x, y, random_state=0)
-    assert kind().fit(train, known).score(test, hidden) >= least
+    assert kind(clients=5).fit(train, known).score(test, hidden) >= least
 
 
 def sites(rows: tuple[int, ...] = (30, 12, 18)) -> tuple[Any, Any, Any]:
@@ -191,6 +200,146 @@ def test_cross_validation_over_sites_trains_on_the_other_sites() -> None:
     assert routed["test_score"].tolist() == found["test_score"].tolist()
 
 
+def test_fit_without_groups_warns_unless_random_clients_are_asked_for() -> None:
+    x, y, site = sites()
+    labels = y > 0
+    with pytest.warns(UserWarning, match="groups"):
+        fa.FederatedClassifier(rounds=1).fit(x, labels)
+    with pytest.warns(
+        UserWarning, match="groups"
+    ):  # scikit-learn gives groups to the splitter only
+        cross_val_score(
+            fa.FederatedClassifier(rounds=1), x, labels, groups=site, cv=LeaveOneGroupOut()
+        )
+    fa.FederatedClassifier(rounds=1, clients=2).fit(x, labels)  # warnings are errors here
+
+
+def test_a_column_of_the_data_frame_names_the_clients_in_a_grid_search() -> None:
+    x, y, site = sites()
+    frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(site=site)
+    options: dict[str, Any] = {"rounds": 2, **FULL}
+    model = fa.FederatedClassifier(groups="site", **options).fit(frame, y > 0)
+    given = fa.FederatedClassifier(**options).fit(frame[["a", "b", "c"]], y > 0, groups=site)
+    assert model.clients_.tolist() == ["site 0", "site 1", "site 2"]
+    assert model.feature_names_in_.tolist() == ["a", "b", "c"]
+    expected = given.predict_proba(frame[["a", "b", "c"]])
+    np.testing.assert_array_equal(model.predict_proba(frame), expected)
+    np.testing.assert_array_equal(model.predict_proba(frame[["a", "b", "c"]]), expected)
+    named = fa.FederatedClassifier(**options).fit(frame, y > 0, groups="site")
+    np.testing.assert_array_equal(named.predict_proba(frame), expected)
+    search = GridSearchCV(model, {"epochs": [1, 2]}, cv=GroupKFold(3))
+    search.fit(frame, y > 0, groups=site)
+    assert search.best_estimator_.clients_.tolist() == ["site 0", "site 1", "site 2"]
+    with pytest.raises(fa.errors.ParameterError, match=naming("groups place a b c site")):
+        model.fit(frame, y > 0, groups="place")
+
+
+def test_scores_of_groups_are_those_of_their_samples_alone() -> None:
+    x, y, site = sites()
+    frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(site=site)
+    labels = (y > 0).astype(int)
+    model = fa.FederatedClassifier(rounds=3, groups="site", personal=fa.Ditto()).fit(frame, labels)
+    names = ["site 0", "site 1", "site 2"]
+    expected = {name: model.score(frame[site == name], labels[site == name]) for name in names}
+    assert model.score_by_group(frame, labels) == pytest.approx(expected)
+    own = model.predict(frame, groups="site")
+    expected = {name: float((own == labels)[site == name].mean()) for name in names}
+    assert model.score_by_group(frame, labels, personalised=True) == pytest.approx(expected)
+    numbers = fa.FederatedRegressor(rounds=3, clients=2).fit(x, y)
+    first = numbers.score_by_group(x, y, site)["site 0"]
+    assert first == pytest.approx(numbers.score(x[site == "site 0"], y[site == "site 0"]))
+
+
+def test_balanced_classes_weigh_equally_as_in_scikit_learn() -> None:
+    draws = np.random.default_rng(0)
+    rare = draws.random(600) < 0.05
+    x = draws.normal(0, 1, (600, 2)) + rare[:, None]
+    site = np.arange(600) % 3
+    fixed: dict[str, Any] = {"rounds": 60, "batch_size": None, "epochs": 20}
+    model = fa.FederatedClassifier(class_weight="balanced", **fixed).fit(x, rare, groups=site)
+    usual = LogisticRegression(class_weight="balanced", C=np.inf).fit(x, rare)
+    np.testing.assert_allclose(model.predict_proba(x), usual.predict_proba(x), atol=0.02)
+    plain = fa.FederatedClassifier(**fixed).fit(x, rare, groups=site)
+    assert model.predict(x).mean() > 3 * plain.predict(x).mean()
+    doubled = fa.FederatedClassifier(class_weight={True: 2.0}, **fixed).fit(x, rare, groups=site)
+    weighted = plain.fit(x, rare, groups=site, sample_weight=np.where(rare, 2.0, 1.0))
+    np.testing.assert_allclose(doubled.predict_proba(x), weighted.predict_proba(x), atol=1e-9)
+    both = doubled.fit(x, rare, groups=site, sample_weight=np.where(rare, 3.0, 1.0))
+    product = plain.fit(x, rare, groups=site, sample_weight=np.where(rare, 6.0, 1.0))
+    np.testing.assert_allclose(both.predict_proba(x), product.predict_proba(x), atol=1e-9)
+
+
+def test_coefficients_of_a_linear_model_reproduce_its_scores(frame: pd.DataFrame) -> None:
+    x, sick = frame.drop(columns="sick"), frame["sick"]
+    model = fa.FederatedClassifier(rounds=3).fit(x, sick, groups=np.arange(80) % 4)
+    encoded = ["ward_north", "ward_south", "scanner_1", "scanner_2", "scanner_3"]
+    columns = ["age", *encoded, "smokes", "visits"]
+    assert model.get_feature_names_out().tolist() == columns
+    numbers = x[["age", "visits"]].astype(float)
+    table = numbers.fillna(numbers.mean()).assign(smokes=x["smokes"].astype(float))
+    for name in encoded:
+        column, category = name.split("_")
+        table[name] = (x[column].astype(str) == category).astype(float)
+    score = table[columns].to_numpy() @ model.coef_.T + model.intercept_
+    odds = model.predict_proba(x)
+    np.testing.assert_allclose(score[:, 0], np.log(odds[:, 1] / odds[:, 0]), atol=1e-6)
+    a, y, site = sites()
+    line = fa.FederatedRegressor(rounds=3).fit(a, y, groups=site)
+    assert line.coef_.shape == (3,)
+    np.testing.assert_allclose(a @ line.coef_ + line.intercept_, line.predict(a), atol=1e-6)
+    assert not hasattr(fa.FederatedRegressor(model="mlp", rounds=1).fit(a, y, groups=site), "coef_")
+    assert not hasattr(fa.FederatedRegressor(), "coef_")
+
+
+def test_a_fitted_estimator_is_stored_without_pickle() -> None:
+    x, y, site = sites()
+    model = fa.FederatedRegressor(fa.FedADMM(0.1), model="mlp", rounds=2, random_state=3)
+    model.fit(x, y, groups=site)
+    usual = fa.FederatedClassifier(rounds=2, batch_size=8).fit(x, y > 0, groups=site)
+    for fitted in (model, usual):
+        data = skops_io.dumps(fitted)
+        unknown = skops_io.get_untrusted_types(data=data)
+        assert all(name.startswith("fedadmm.") for name in unknown), unknown
+        loaded = skops_io.loads(data, trusted=unknown)
+        np.testing.assert_array_equal(loaded.predict(x), fitted.predict(x))
+        more, again = (
+            one.partial_fit(x, fitted.predict(x), groups=site) for one in (loaded, fitted)
+        )
+        np.testing.assert_array_equal(more.predict(x), again.predict(x))
+
+
+def test_onnx_takes_raw_columns_and_agrees_with_predict(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    x, y, site = sites()
+    x[::7, 1] = np.nan
+    model = fa.FederatedRegressor(rounds=2).fit(x, y, groups=site)
+    path = model.to_onnx(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(outputs[:, 0], model.predict(x), atol=1e-9)
+
+
+def test_verbose_prints_a_line_per_round(capsys: pytest.CaptureFixture[str]) -> None:
+    x, y, site = sites()
+    model = fa.FederatedRegressor(rounds=2, verbose=1).fit(x, y, groups=site)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(model.history_) == 2
+    loss = model.history_[-1]["metrics"]["loss"]
+    assert "2/2" in printed[-1]
+    assert f"{loss:.4g}" in printed[-1]
+    model.set_params(verbose=0).fit(x, y, groups=site)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dates", [pd.date_range("2024-01-01", periods=60), [pd.Timedelta(1)] * 60])
+def test_dates_are_rejected_with_a_column_to_compute(dates: Any) -> None:
+    _, y, site = sites()
+    frame = pd.DataFrame({"seen": dates, "age": np.arange(60.0)})
+    for table in (frame, frame[["seen"]], frame.astype(object)):
+        with pytest.raises(TypeError, match=naming("seen dates dt.days drop")):
+            fa.FederatedRegressor(rounds=1).fit(table, y, groups=site)
+
+
 def test_a_module_with_statistics_is_trained_as_it_is() -> None:
     torch.manual_seed(0)  # the module is drawn here, not by the run
     x, y, site = sites()
@@ -279,7 +428,7 @@ def test_rows_that_cannot_be_are_refused() -> None:
     wide = np.stack([site, site], axis=1)
     for short, shape in (
         (site[1:], f"({many - 1},)"),
-        ("site", "()"),
+        (7, "()"),
         (wide, f"({many}, 2)"),
     ):
         with pytest.raises(
@@ -293,10 +442,13 @@ def test_rows_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=naming("FederatedClassifier sample_weight -1 1")):
         model.fit(x, y > 0, groups=site, sample_weight=np.where(y > 0, 1, -1))
     with pytest.raises(ValueError, match="could not convert string to float"):
-        fa.FederatedClassifier(preparation="as-is").fit([["a"], ["b"]], [0, 1])
+        fa.FederatedClassifier(clients=2, preparation="as-is").fit([["a"], ["b"]], [0, 1])
     names = np.array([[f"row {row}"] for row in range(150)], dtype=object)
+    days = np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(150))[:, None]
+    with pytest.raises(DataError, match=naming("x0 150 dates days")):
+        model.set_params(clients=5).fit(days.astype(object), np.arange(150) % 2)
     with pytest.raises(DataError, match=r"'x0' holds 150 different words.*X\.drop"):
-        model.fit(names, np.arange(150) % 2)
+        model.set_params(clients=5).fit(names, np.arange(150) % 2)
     model.fit(x, y > 0, groups=site)
     with pytest.raises(ValueError, match="must name the clients that the run began with, site 0"):
         model.partial_fit(x[:42], y[:42] > 0, groups=site[:42])

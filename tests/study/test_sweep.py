@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedadmm.core.errors import ConfigError
+from fedadmm.study import config as configs
 from fedadmm.study.runner import RunEvent, RunStarted
-from fedadmm.study.sweep import SweptKey, axis, plan, sweep
+from fedadmm.study.study_result import runs_table
+from fedadmm.study.sweep import SweptKey, axis, plan, planned, sweep
 from support.commands import SMALL
 
 
@@ -61,6 +64,40 @@ def test_what_is_set_reaches_every_cell_that_has_the_key() -> None:
         plan(SMALL, grid, [], [("algorithm.roh", 7)])
     with pytest.raises(ConfigError, match=r"sampler.size is set to 7, but sampler is varied"):
         plan(SMALL, [SweptKey("sampler", [{"name": "full"}])], [], [("sampler.size", 7)])
+
+
+def test_the_table_of_a_sweep_has_means_over_seeds() -> None:
+    def row(rate: float, seed: int, reached: int | None, loss: float) -> dict[str, Any]:
+        return {
+            "set": {"local.solver.lr": rate, "seed": seed},
+            "target": {"metric": "loss", "value": 1.0},
+            "code": "completed",
+            "rounds": 10,
+            "rounds_to_target": reached,
+            "final": {"loss": loss},
+        }
+
+    rows = [row(0.1, 0, 4, 1.0), row(0.1, 1, 8, 3.0), row(0.2, 0, 6, 2.0), row(0.2, 1, None, 2.0)]
+    table = runs_table({"runs": rows})
+    assert table.headings == ["lr", "seeds", "rounds done", "rounds to target", "loss"]
+    # means 6 and 2; sample deviations 2.83 and 1.41; the missed target counts as 10 rounds
+    assert table.lines == [
+        ["0.1", "2", "10 ± 0", "6 ± 2.8", "2 ± 1.4"],
+        ["0.2", "2", "10 ± 0", "≥ 8 ± 2.8", "2 ± 0"],
+    ]
+    assert len(table.data or ()) == 4
+    missed = [row(0.1, 0, None, 1.0), row(0.1, 1, None, 1.0)]
+    assert runs_table({"runs": missed}).lines[0][3] == "–"
+    assert runs_table({"runs": rows[:1]}).lines == [["0.1", "0", "10", "4", "1"]]
+
+
+def test_a_sweep_continues_from_its_folder(tmp_path: Path) -> None:
+    grid = [axis("algorithm.rho=0.5,1", "--grid"), SweptKey("seed", [0, 1])]
+    lists = [SweptKey("sampler", [{"name": "full"}, {"name": "uniform", "size": 2}])]
+    study = plan(SMALL, grid, lists, [("local.solver.lr", 0.02)])
+    sweep(study, tmp_path)
+    kept = plan(*planned(configs.read(str(tmp_path / "study.toml"))))
+    assert kept.cells == study.cells
 
 
 def test_a_fresh_sweep_runs_everything_again(tmp_path: Path) -> None:

@@ -51,6 +51,34 @@ def test_mlflow_holds_parameters_metrics_and_status(
     assert [point.value for point in sorted(history, key=lambda p: p.step)] == losses(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow in SQLAlchemy
+def test_a_resumed_run_continues_its_mlflow_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking = pytest.importorskip("mlflow.tracking", reason="the extra 'mlflow' is missing")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    tree = SMALL | {"callbacks": [{"name": "mlflow"}]}
+
+    def found() -> list[Any]:
+        client = tracking.MlflowClient(f"sqlite:///{tmp_path / 'run/mlflow.db'}")
+        experiment = client.get_experiment_by_name("fedadmm").experiment_id
+        return [
+            (one.info.status, [p.step for p in client.get_metric_history(one.info.run_id, "loss")])
+            for one in client.search_runs([experiment])
+        ]
+
+    interrupt = {"name": "support.commands:Interrupter"}
+    with pytest.raises(KeyboardInterrupt):
+        run(resolve(tree | {"callbacks": [*tree["callbacks"], interrupt]}), tmp_path / "run")
+    assert found() == [("KILLED", [1, 2, 3])]
+    run(resolve(tree), tmp_path / "run", resume=True)
+    assert found() == [("FINISHED", [1, 2, 3, 4])]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'other.db'}")
+    run(resolve(tree | {"rounds": 6}), tmp_path / "run", resume=True)  # the other server has none
+    client = tracking.MlflowClient(f"sqlite:///{tmp_path / 'other.db'}")
+    assert len(client.search_runs([client.get_experiment_by_name("fedadmm").experiment_id])) == 1
+
+
 def steps_of(path: Path) -> list[tuple[int, float]]:
     """The rounds of a Weights & Biases file, each with its loss."""
     from wandb.proto.wandb_internal_pb2 import Record as Entry

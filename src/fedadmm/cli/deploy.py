@@ -13,7 +13,7 @@ from fedadmm.cli.group import again, resumable
 from fedadmm.study import config
 
 if TYPE_CHECKING:
-    from fedadmm.flower.deploy.local_federation import SiteComparison
+    from fedadmm.study.benefit import SiteBenefit
 
 commands = typer.Typer(
     no_args_is_help=True, help="Real federations on Flower, here or over a network."
@@ -66,7 +66,6 @@ def local(
     from fedadmm.data import problems
     from fedadmm.flower.configured import Deployment
     from fedadmm.flower.deploy.local_federation import run_locally, stored_deployment
-    from fedadmm.study.formatting import Table, number
 
     stored = None
     if source is None and resume and out is not None:
@@ -108,33 +107,18 @@ def local(
         compared = _compared(chosen, folder)
         page = draw(folder, report)
     if as_json:
-        shown = None
-        if compared is not None:
-            documents = [one._asdict() for one in compared.rows]
-            shown = {"sites": compared.sites, "rows": documents, "verdict": compared.verdict}
+        shown = None if compared is None else compared.document()
         print_json(summary | {"directory": str(folder), "report": page, "comparison": shown})
         return
     print_ending(summary)
     refused = ", ".join(f"{count} {word}" for word, count in summary["network"].items())
     typer.echo(f"network {refused or 'nothing lost, nothing refused'}")
     if compared is not None:
-        for title, rows in (
-            ("Accuracy on held-out samples", [(one.how, one.accuracies) for one in compared.rows]),
-            ("Loss on held-out samples", [(one.how, one.losses) for one in compared.rows]),
-        ):
-            share = title.startswith("Accuracy")
-            lines = [
-                [how, *(number(one, share) for one in [sum(own) / len(own), *own])]
-                for how, own in rows
-                if own
-            ]
-            if lines:
-                print_table(Table(title, ["model", "mean", *compared.sites], lines))
-        typer.echo(compared.verdict)
+        print_table(compared.table())
     print_places(run=folder, report=page)
 
 
-def _compared(resolved: Any, folder: Path) -> SiteComparison | None:
+def _compared(resolved: Any, folder: Path) -> SiteBenefit | None:
     """Compare the models at each site, for a demonstration that has all files here."""
     from fedadmm.flower.configured import sites
     from fedadmm.flower.deploy.local_federation import compare
@@ -220,6 +204,10 @@ def init(
         )
         for count, lasts in sorted(made.noise.rounds.items()):
             typer.echo(f"        a site with {count} training samples can afford {lasts} rounds")
+        typer.echo(
+            "        every 10 rounds the sites answer with their accuracy, from the same budget: "
+            f"noise {made.noise.evaluation:g} on the number of correct answers"
+        )
     typer.echo(f"edit    {made.app}  (your model and your data)")
     typer.echo(f"follow  {made.commands}  (server first, then each site)")
 

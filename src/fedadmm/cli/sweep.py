@@ -52,22 +52,28 @@ def sweep(
 ) -> None:
     """Run a configuration over a grid or a list of values of any keys.
 
-    CONFIG is a preset, a TOML file or a run directory.  Finished cells are not run again.
+    CONFIG is a preset, a TOML file or a run directory.  Without it, --out names a sweep to go on
+    with.  Finished cells are not run again.
     """
     from fedadmm.study import sweep
+    from fedadmm.study.spec import PLAN
     from fedadmm.study.study_result import runs_table
 
-    tree = config.run_only(options.begin(source))
+    begun = out if (out / PLAN).is_file() else None
+    base, *kept, settings = sweep.planned(options.begin(source, begun, PLAN))
+    tree = config.run_only(base)
     axes = [sweep.axis(text, "--grid") for text in grid or ()]
     steps = [sweep.axis(text, "--list") for text in lists or ()]
     numbers = options.seed_list(seeds)
     if numbers is not None:
         axes.append(sweep.SweptKey("seed", numbers))
     if not axes and not steps:
+        axes, steps = kept
+    if not axes and not steps:
         raise typer.BadParameter(
             "--grid is missing, as in --grid algorithm.rho=0.1,1; --list or --seeds will do, too"
         )
-    study = sweep.plan(tree, axes, steps, options.settings())
+    study = sweep.plan(tree, axes, steps, settings + options.settings())
     print_settings(study.reached)
     with resumable(again(out=out, resume=True)), live(study.runs()) as watch:
         count = options.processes(jobs, study)

@@ -13,7 +13,7 @@ released sums, so that no other quantity needs to be accounted for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -86,16 +86,8 @@ class Accountant:
     @cached_property
     def affordable(self) -> int | None:
         """Number of rounds within the budget; None without a budget."""
-        if self.budget is None:
-            return None
-        high = 1
-        while self.epsilon(high) <= self.budget:
-            high *= 2
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle) <= self.budget else (low, middle)
-        return low
+        budget = self.budget
+        return None if budget is None else most_affordable(lambda n: self.epsilon(n) <= budget)
 
     def check(self) -> None:
         """Raise a ParameterError if one round exceeds the budget."""
@@ -105,6 +97,18 @@ class Accountant:
                 f"{self.epsilon(1):.4g}, the epsilon of one round at delta {self.delta:g}. Use a "
                 f"multiplier above {self.multiplier:g}."
             )
+
+
+def most_affordable(affords: Callable[[int], bool]) -> int:
+    """Return the largest number that is affordable, by bisection; 0 if 1 is not."""
+    high = 1
+    while affords(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if affords(middle) else (low, middle)
+    return low
 
 
 def composed_epsilon(counts: Mapping[tuple[float, float], int], delta: float) -> float:
@@ -128,7 +132,13 @@ def composed_epsilon(counts: Mapping[tuple[float, float], int], delta: float) ->
 
 
 @checked_arguments
-def multiplier_for(epsilon: Positive, delta: Fraction, rate: Share, rounds: Count) -> float:
+def multiplier_for(
+    epsilon: Positive,
+    delta: Fraction,
+    rate: Share,
+    rounds: Count,
+    besides: Mapping[tuple[float, float], int] | None = None,
+) -> float:
     """Return the smallest noise multiplier, to 0.1 %, for a privacy budget.
 
     Args:
@@ -136,13 +146,24 @@ def multiplier_for(epsilon: Positive, delta: Fraction, rate: Share, rounds: Coun
         delta: delta of (epsilon, delta).
         rate: Probability of participation under Bernoulli sampling; 1 for other samplers.
         rounds: Number of rounds.
+        besides: Other mechanisms in the same budget, as in `composed_epsilon`.
+
+    Raises:
+        ParameterError: The other mechanisms take the whole budget.
     """
+    others = besides or {}
+    if (least := composed_epsilon(others, delta)) >= epsilon:
+        raise ParameterError(f"epsilon: got {epsilon:g}, expected more than {least:.4g}.")
+
+    def consumed(multiplier: float) -> float:
+        return composed_epsilon({**others, (multiplier, rate): rounds}, delta)
+
     low, high = 0.0, 1.0
-    while Accountant(high, delta, rate).epsilon(rounds) > epsilon:
+    while consumed(high) > epsilon:
         low, high = high, 2 * high
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
-        if Accountant(middle, delta, rate).epsilon(rounds) > epsilon:
+        if consumed(middle) > epsilon:
             low = middle
         else:
             high = middle

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -80,9 +81,23 @@ def insa_cnn(classes: int = 10) -> nn.Module:
     return _convolutions(1, 0, 64 * 4 * 4, 512, classes)
 
 
-def small_cnn(classes: int = 10) -> nn.Module:
-    """CNN 1 with 8 and 16 channels and 32 hidden units; 28,874 parameters, for studies."""
-    return _convolutions(1, 2, 16 * 7 * 7, 32, classes, widths=(8, 16))
+def small_cnn(classes: int = 10, inputs: int = 28 * 28) -> nn.Module:
+    """CNN 1 with 8 and 16 channels and 32 hidden units, for square images and short studies.
+
+    It has 28,874 parameters for 28×28×1 images and 36,954 for 32×32×3 images.
+
+    Args:
+        classes: The number of classes.
+        inputs: The number of values of an image with one or three channels.
+    """
+    for channels in (1, 3):
+        side = math.isqrt(inputs // channels)
+        if channels * side**2 == inputs and side % 4 == 0:
+            return _convolutions(channels, 2, 16 * (side // 4) ** 2, 32, classes, widths=(8, 16))
+    raise ParameterError(
+        f"small-cnn: inputs: got {inputs}, expected those of square images with 1 or 3 channels "
+        "and a side divisible by 4."
+    )
 
 
 def mlp(*sizes: int, as_released: Released | None = None) -> nn.Module:

@@ -35,6 +35,7 @@ MOST_CATEGORIES = 100
 _FEW_CATEGORIES = 10
 """Up to this number of different values, a column is categorical even in a short table."""
 _NAMES_ROWS = re.compile(r"(^|[_. -])(id|no|nr|num|number|index|key|code)$", re.IGNORECASE)
+_DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b")
 _GAPS = ("", "?", "na", "n/a", "nan", "null", "none")
 LARGEST = float(np.finfo(np.float32).max)
 """Largest magnitude of a number in a table; sums of squares of larger ones would overflow."""
@@ -160,6 +161,10 @@ def fit(
     if texts:
         named = [f"{n!r} holds {len(w)} different words, as {w[0]!r}" for n, w in texts.items()]
         aside = remedy.format(", ".join(map(repr, texts)))
+        if dates := [n for n, words in texts.items() if all(map(_DATE.match, words))]:
+            aside += (
+                f", or turn the dates in {', '.join(map(repr, dates))} into numbers, such as days"
+            )
         raise DataError(
             f"{origin}: {'; '.join(named)}, but a category has at most {MOST_CATEGORIES}; leave "
             f"{'it' if len(texts) == 1 else 'them'} out: {aside}"

@@ -39,6 +39,7 @@ from fedadmm.flower.federation import (
 from fedadmm.flower.server.server_app import run_folder, server_app
 from fedadmm.flower.site.app import Site, client_app, client_number
 from fedadmm.flower.site.table import PREPARATION, TablePreparation, site_statistics
+from fedadmm.run.callbacks import Given
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulate import local_length
 from fedadmm.study import config as configs
@@ -99,11 +100,12 @@ class Apps(NamedTuple):
     client: ClientApp
 
 
-def apps(folder: Path) -> Apps:
+def apps(folder: Path, callbacks: Sequence[Given] = ()) -> Apps:
     """Return the two apps of the bundle in a folder.
 
     The folder holds config.toml and deployment.toml; a project for several machines also has
-    sites.toml, and one with tables of the sites preparation.json.
+    sites.toml, and one with tables of the sites preparation.json.  Callbacks, such as trackers, are
+    called at the server.
     """
     config = resolve(configs.read(str(folder / CONFIG)))
     deployment = read_deployment(folder / DEPLOYMENT)
@@ -118,7 +120,7 @@ def apps(folder: Path) -> Apps:
     problem = config.load_problem() if apart is None else None
     settings = federation(config, deployment, problem, apart, listed)
     load = partial(_site, config, problem, apart)
-    server = server_app(settings)
+    server = server_app(settings, callbacks)
     if preparation is not None:
         server = _recording(server, config, preparation)
     return Apps(server, client_app(settings, load))

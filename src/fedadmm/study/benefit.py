@@ -7,6 +7,7 @@ of Ditto (Li et al., ICML 2021) beside the run's method.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from fedadmm.core.errors import CompatibilityError
 from fedadmm.core.personalisation import Ditto
 from fedadmm.core.problem import Problem
 from fedadmm.core.rng import derive, numpy_generator
+from fedadmm.data.problems.named_problem import HeldOutSets
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.experiment import Experiment
 from fedadmm.run.simulate import first_vector, simulate
@@ -135,20 +137,33 @@ def site_benefit(run: Experiment, shared: Tensor) -> SiteBenefit | None:
     tests: Any = problem.client_tests
     if tests is None or not 1 < problem.num_clients <= MOST_SITES:
         return None
-    held = [test.sets[-1] for test in tests]
-    known = [site for site, one in enumerate(held) if len(one.targets)]
     local = [trained(run, problem, client) for client in problem.clients]
     models = {LOCAL: local, SHARED: [shared] * problem.num_clients}
     personal = personalised(run, problem)
     models |= {} if personal is None else {PERSONAL: personal}
+    return score_models(problem.data.client_names(), tests, models, run.seed)
+
+
+def score_models(
+    names: Sequence[str], tests: Sequence[Any], models: Mapping[str, Sequence[Tensor]], seed: int
+) -> SiteBenefit:
+    """Score models on each site's test samples.
+
+    Args:
+        names: the sites.
+        tests: the evaluator of each site's held-out samples.
+        models: how they were trained, with `LOCAL` -> one model per site.
+        seed: the seed of the bootstrap.
+    """
+    held = [test.sets[-1] if isinstance(test, HeldOutSets) else test for test in tests]
+    known = [site for site, one in enumerate(held) if len(one.targets)]
     scores = {
         how: [_sample_scores(held[site], own[site]) for site in known]
         for how, own in models.items()
     }
     classes = not held[known[0]].targets.is_floating_point()
     sign = 1 if classes else -1
-    names = problem.data.client_names()
-    generator = numpy_generator(derive(run.seed, "site benefit"))
+    generator = numpy_generator(derive(seed, "site benefit"))
     return SiteBenefit(
         [names[site] for site in known],
         [len(held[site].targets) for site in known],

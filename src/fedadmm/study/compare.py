@@ -12,6 +12,7 @@ The seed of a run fixes the initial model and who takes part, so methods meet th
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import field
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedadmm.core.config_tree import Tree, from_config, json_schema, suggestion, to_config
-from fedadmm.core.errors import ConfigError, ParameterError
+from fedadmm.core.errors import ConfigError, FedADMMError, ParameterError
 from fedadmm.core.parts import FAMILIES, Count, Natural, Positive, checked, is_external
 from fedadmm.run.experiment import Experiment
 from fedadmm.study import config
@@ -305,6 +306,11 @@ def compare(
         )
     create(out)
     write_toml(out / PLAN, study.plan)
-    found = run_study(study, out, processes=processes, watch=watch)
+    try:
+        found = run_study(study, out, processes=processes, watch=watch)
+    except FedADMMError:
+        if {path.name for path in out.rglob("*") if path.is_file()} == {PLAN}:
+            shutil.rmtree(out)  # rejected before its first run, so that the next try may have it
+        raise
     write_results(found)
     return found

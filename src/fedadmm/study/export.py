@@ -116,10 +116,7 @@ def restore(directory: Path, last: bool = False, client: int | None = None) -> R
             raise
         # The tables of a deployed run are at its sites; its columns are known all the same.
         predictor = Predictor(directory, last)
-        kind = next(predictor.module.parameters()).dtype
-        generator = torch.Generator().manual_seed(0)
-        some = torch.randn(ROWS, predictor.width, generator=generator, dtype=kind)
-        return Restored(predictor.module, some, about)
+        return Restored(predictor.module, _random_rows(predictor.module, predictor.width), about)
     if client is not None:
         model = _personal(folder, chosen, problem, client, model)
     first = problem.clients[0].to(model.params.dtype)
@@ -134,6 +131,26 @@ def restore(directory: Path, last: bool = False, client: int | None = None) -> R
     own = first if isinstance(first, ModelObjective) else None
     rows = None if own is None else own.prepared(own.inputs[:ROWS])
     return Restored(first.flat.module.eval(), rows, about)
+
+
+def _random_rows(module: nn.Module, width: int) -> Tensor:
+    """Return prepared rows to compare an ONNX file with the module."""
+    generator = torch.Generator().manual_seed(0)
+    kind = next(module.parameters()).dtype
+    return torch.randn(ROWS, width, generator=generator, dtype=kind)
+
+
+def to_onnx(path: Path, module: nn.Module, width: int, about: dict[str, Any]) -> None:
+    """Write a module of prepared rows as ONNX, from raw columns on if they were prepared.
+
+    Args:
+        path: The file.
+        module: The module, in evaluation mode.
+        width: Number of prepared columns.
+        about: Architecture, labels and preparation, as `described` returns them.
+    """
+    data, _ = _onnx(Restored(module, _random_rows(module, width), about))
+    atomic_files.write(path, data)
 
 
 def _personal(
@@ -225,11 +242,15 @@ class _FromColumns(nn.Module):
             if isinstance(column, OneHot):
                 parts.append((own == torch.arange(len(column.categories))).to(rows.dtype))
             else:
-                scaled = (own - column.mean) / column.deviation
+                mean, deviation = _scale(column, rows)
+                scaled = (own - mean) / deviation
                 parts.append(torch.where(torch.isnan(scaled), torch.zeros_like(scaled), scaled))
         outputs: Tensor = self.module(torch.cat(parts, dim=1))
-        scale = self.target
-        return outputs if scale is None else outputs * scale.deviation + scale.mean
+        if self.target is None:
+            return outputs
+        mean, deviation = _scale(self.target, rows)
+        scaled_back: Tensor = outputs * deviation + mean
+        return scaled_back
 
     def raw(self, rows: Tensor) -> Tensor:
         """Raw columns that become these rows."""
@@ -244,6 +265,11 @@ class _FromColumns(nn.Module):
             else:
                 parts.append(own[:, 0] * column.deviation + column.mean)
         return torch.stack(parts, dim=1)
+
+
+def _scale(column: Standardised, rows: Tensor) -> Tensor:
+    """Return mean and deviation as tensors: numbers would become single precision in ONNX."""
+    return torch.tensor([column.mean, column.deviation], dtype=rows.dtype)
 
 
 def _onnx(restored: Restored) -> tuple[bytes, dict[str, Any]]:

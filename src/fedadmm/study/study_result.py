@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from fedadmm.core.config_tree import flattened, to_config
 from fedadmm.core.errors import DataError
 from fedadmm.run.evaluation import Target
-from fedadmm.study import run_history
-from fedadmm.study.formatting import Table, number_cell
+from fedadmm.study import formatting, run_history
+from fedadmm.study.formatting import NOTHING, SPREAD, Table, number_cell
 from fedadmm.study.results import Results, by_label, results, row_documents
 from fedadmm.study.run_dir import RecordedRun, RunDir, plain, read_json, read_run, write_json
 from fedadmm.study.spec import RESULTS, Cell, Study, setting_of, short_keys
+from fedadmm.study.statistics import spread
 
 if TYPE_CHECKING:
     from fedadmm.study.runner import Searched
@@ -71,9 +73,11 @@ class StudyResult:
 
     @cached_property
     def problem(self) -> str:
-        named = self.document.get("problem") or self.runs[0].config.get("problem")
+        run = self.runs[0]
+        named = self.document.get("problem") or run.config.get("problem")
         if isinstance(named, Mapping):
             named = named.get("name")
+        named = named or run.summary.get("problem")
         return str(named or "a problem without a name")
 
     @cached_property
@@ -271,19 +275,42 @@ def target_of(found: Mapping[str, Any] | None) -> Target | None:
 
 
 def runs_table(document: Mapping[str, Any]) -> Table:
-    """One line per run of a sweep: the values that were set and the results."""
+    """One line per setting of a sweep: the values that were set, and means over its seeds.
+
+    A missed target counts as all rounds of its run.
+    """
     rows = document["runs"]
     targeted = any(row["target"] is not None for row in rows)
     metrics = list(dict.fromkeys(name for row in rows for name in row["final"]))
-    lines = []
+    settings: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        done = row["rounds"]
-        if row["code"] == "diverged":
-            done = f"{done} (diverged)"
-        values = [*row["set"].values(), done]
-        values += [row["rounds_to_target"]] if targeted else []
-        values += [row["final"].get(name) for name in metrics]
-        lines.append([number_cell(value) for value in values])
+        own = {key: value for key, value in row["set"].items() if key != "seed"}
+        settings.setdefault(json.dumps(own, sort_keys=True), []).append(row)
+    averaged = len(settings) < len(rows)
+    lines = []
+    for some in settings.values():
+        done = _mean_cell([row["rounds"] for row in some])
+        if lost := sum(row["code"] == "diverged" for row in some):
+            done += f" ({lost} diverged)" if averaged else " (diverged)"
+        given = some[0]["set"] | ({"seed": len(some)} if averaged else {})
+        cells = [*map(number_cell, given.values()), done]
+        if targeted:
+            reached = [row["rounds_to_target"] for row in some]
+            counted = [n or row["rounds"] for n, row in zip(reached, some, strict=True)]
+            missed = reached.count(None)
+            bound = "≥ " if missed else ""
+            cells.append(NOTHING if missed == len(some) else bound + _mean_cell(counted))
+        cells += [_mean_cell([row["final"].get(name) for row in some]) for name in metrics]
+        lines.append(cells)
     keys = short_keys(list(rows[0]["set"])) if rows else []
+    keys = ["seeds" if averaged and key == "seed" else key for key in keys]
     headings = [*keys, "rounds done", *(["rounds to target"] if targeted else []), *metrics]
-    return Table("Sweep", headings, lines, data=[flattened(row) for row in rows])
+    note = f"{SPREAD}; tables/cells.csv has a row per run" if averaged else ""
+    return Table("Sweep", headings, lines, note, data=[flattened(row) for row in rows])
+
+
+def _mean_cell(values: Sequence[Any]) -> str:
+    """Format one value, or the mean ± standard deviation of several; None is a missing value."""
+    if len(values) == 1 or None in values:
+        return number_cell(values[0] if len(values) == 1 else None)
+    return formatting.spread(spread(values))

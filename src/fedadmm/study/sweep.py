@@ -12,8 +12,10 @@ from fedadmm.core.config_tree import Tree
 from fedadmm.core.errors import ConfigError
 from fedadmm.study import config, formatting
 from fedadmm.study.config import resolve, toml_tables
+from fedadmm.study.run_dir import create, write_toml
 from fedadmm.study.runner import OnEvent, ignore_event, run_study
 from fedadmm.study.spec import (
+    PLAN,
     Cell,
     Override,
     Study,
@@ -29,6 +31,8 @@ from fedadmm.study.spec import (
 from fedadmm.study.study_result import StudyResult, runs_table, write_results
 
 MOST_CELLS = 10_000
+PLAN_KEY = "sweep"
+"""The section of a sweep's study.toml with its grid, lists and settings."""
 
 
 class SweptKey(NamedTuple):
@@ -82,7 +86,18 @@ def plan(
         for place, one in enumerate(above)
         if one not in above[:place]
     ]
-    return Study("sweep", cells, reached=reached)
+    axes = {"grid": grid, "list": lists}
+    plan: Tree = {name: [one._asdict() for one in found] for name, found in axes.items()}
+    plan["set"] = [{"key": key, "value": value} for key, value in settings]
+    return Study("sweep", cells, plan={**tree, PLAN_KEY: plan}, reached=reached)
+
+
+def planned(tree: Tree) -> tuple[Tree, list[SweptKey], list[SweptKey], list[Override]]:
+    """Return what `plan` was called with, from the `study.toml` of a sweep."""
+    kept = tree.get(PLAN_KEY, {})
+    base = {key: value for key, value in tree.items() if key != PLAN_KEY}
+    grid, lists = ([SweptKey(**one) for one in kept.get(name, ())] for name in ("grid", "list"))
+    return base, grid, lists, [(one["key"], one["value"]) for one in kept.get("set", ())]
 
 
 def cell_of(
@@ -110,6 +125,8 @@ def sweep(
     watch: OnEvent = ignore_event,
 ) -> StudyResult:
     """Run every cell that is not finished, and write results.json and its table."""
+    create(out)
+    write_toml(out / PLAN, study.plan)
     found = run_study(study, out, fresh=fresh, processes=processes, watch=watch)
     write_results(found)
     formatting.write_tables(out, {"cells": runs_table(found.document)})

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedadmm.core import clock
+from fedadmm.core import atomic_files, clock
 from fedadmm.core.config_tree import flattened
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import part
@@ -41,13 +41,20 @@ class TensorBoard(Callback):
 
 @part("callback", "mlflow")
 class MLflow(Callback):
-    """An MLflow run in RUN/mlflow.db (SQLite), or wherever MLFLOW_TRACKING_URI points."""
+    """An MLflow run in RUN/mlflow.db (SQLite), or wherever MLFLOW_TRACKING_URI points.
+
+    A resumed run continues the MLflow run that RUN/mlflow.run names.
+    """
 
     def begin(self, run: Run) -> Any:
         tracking = _needed("mlflow.tracking", "mlflow")
         place = _place(run, "mlflow")
         given = os.environ.get("MLFLOW_TRACKING_URI")
         client = tracking.MlflowClient(given or f"sqlite:///{place / 'mlflow.db'}")
+        kept = place / "mlflow.run"
+        number = None if run.state.round < 1 else _continued(client, kept)
+        if number is not None:
+            return client, number
         found = client.get_experiment_by_name("fedadmm")
         artifacts = None if given else (place / "mlflow").as_uri()  # not where one happens to stand
         experiment = (
@@ -56,6 +63,7 @@ class MLflow(Callback):
             else client.create_experiment("fedadmm", artifact_location=artifacts)
         )
         number = client.create_run(experiment, run_name=place.name).info.run_id
+        atomic_files.write(kept, number.encode())
         param = _needed("mlflow.entities", "mlflow").Param
         about = [param(key, str(value)[:500]) for key, value in flattened(run.config).items()]
         for begin in range(0, len(about), 100):  # as many as MLflow takes at once
@@ -75,6 +83,16 @@ class MLflow(Callback):
         known = {"diverged": "FAILED", "failed": "FAILED", "interrupted": "KILLED"}
         status = known.get(str(summary["code"]), "FINISHED")
         client.set_terminated(number, status)
+
+
+def _continued(client: Any, kept: Path) -> str | None:
+    """Return the MLflow run of a resumed run, which runs again; None if the tool has none."""
+    number = (atomic_files.read_if_there(kept) or b"").decode()
+    try:
+        client.update_run(number, status="RUNNING")
+    except _needed("mlflow.exceptions", "mlflow").MlflowException:
+        return None
+    return number
 
 
 @part("callback", "wandb")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -46,7 +46,7 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.run.record import Record
 from fedadmm.run.state import Ending
 from fedadmm.study import config as configs
-from fedadmm.study.benefit import trained
+from fedadmm.study.benefit import LOCAL, PERSONAL, SHARED, SiteBenefit, score_models, trained
 from fedadmm.study.config import resolve
 from fedadmm.study.run_dir import CHECKPOINT, RunDir, create
 from fedadmm.study.run_history import RUNNING, Summary, clients, partition_of, rounds, summarise
@@ -300,37 +300,7 @@ def take_down(folder: Path) -> list[str]:
     return ended
 
 
-class SiteScores(NamedTuple):
-    """One way of training, and its accuracy and loss on each site's own held-out samples."""
-
-    how: str
-    accuracies: list[float]
-    """Empty for a regression."""
-    losses: list[float]
-
-
-class SiteComparison(NamedTuple):
-    """What each site gains: trained locally, the shared model, and its personalised model."""
-
-    sites: list[str]
-    rows: list[SiteScores]
-
-    @property
-    def verdict(self) -> str:
-        """Whether the best federated model is better than local training, in the mean of sites."""
-        local, *federated = self.rows
-        best = min(federated, key=lambda row: _mean(row.losses))
-        gained = _mean(local.losses) - _mean(best.losses)
-        points = 100 * (_mean(best.accuracies) - _mean(local.accuracies))
-        worth = "has a lower loss than" if gained > 0 else "does not improve on"
-        accuracy = f", accuracy {points:+.1f} points" if local.accuracies else ""
-        return (
-            f"the {best.how} model {worth} local training in the mean of the sites (loss "
-            f"{-gained:+.3f}{accuracy}; one split, no interval)"
-        )
-
-
-def compare(config: Experiment, out: Path) -> SiteComparison:
+def compare(config: Experiment, out: Path) -> SiteBenefit:
     """Compare local training with the federation, on each site's own held-out samples.
 
     Models that are trained locally take the same rounds of the same local work.  The files of all
@@ -346,11 +316,10 @@ def compare(config: Experiment, out: Path) -> SiteComparison:
     tests = [one.test if one.client_tests is None else one.client_tests[0] for one in problems]
     params = RunDir(out).model(last=True).params  # a chosen model would have an advantage
     local = [trained(config, one, one.clients[0]) for one in problems]
-    rows = [_scores("locally trained", tests, local)]
-    rows.append(_scores("shared", tests, [params] * len(tests)))
+    models: dict[str, Sequence[Tensor]] = {LOCAL: local, SHARED: [params] * len(tests)}
     if config.local.personal is not None:
-        rows.append(_scores("personalised", tests, own_models(config, out, params)))
-    return SiteComparison(list(apart.names), rows)
+        models[PERSONAL] = own_models(config, out, params)
+    return score_models(apart.names, tests, models, config.seed)
 
 
 def own_models(config: Experiment, out: Path, params: Tensor) -> list[Tensor]:
@@ -370,13 +339,3 @@ def own_models(config: Experiment, out: Path, params: Tensor) -> list[Tensor]:
             record = state.acked(record_layout(job))
         found.append(job.own_models.get(client, record, params))
     return found
-
-
-def _scores(how: str, tests: Sequence[Any], models: Sequence[Tensor]) -> SiteScores:
-    measured = [dict(test(params)) for test, params in zip(tests, models, strict=True)]
-    accuracies = [float(one["test_accuracy"]) for one in measured if "test_accuracy" in one]
-    return SiteScores(how, accuracies, [float(one["test_loss"]) for one in measured])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -8,6 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from annotated_types import Ge, Le
 from fedadmm.core.config_tree import to_config
 from fedadmm.core.errors import ConfigError
 from fedadmm.core.parts import Positive
-from fedadmm.core.privacy import Accountant, multiplier_for
+from fedadmm.core.privacy import composed_epsilon, most_affordable, multiplier_for
 from fedadmm.core.validation import Count, check
 from fedadmm.data.problems.recorded import TableOptions
 from fedadmm.flower.configured import (
@@ -46,8 +47,8 @@ from fedadmm.run.experiment import Experiment
 from fedadmm.study import config as configs
 
 PORT, PEERS = 9443, "peers.json"
-BATCH, EPOCHS, DELTA = 20, 5, 1e-5
-"""The local work of a new project, to which its noise is fitted."""
+BATCH, EPOCHS, DELTA, EVERY = 20, 5, 1e-5, 10
+"""The local work of a new project and the rounds between evaluations, to which noise is fitted."""
 CONNECTION = "federation"
 EVALUATIONS = 20
 """How many questions a day the sites answer, until they say otherwise."""
@@ -60,6 +61,8 @@ class Noise(NamedTuple):
     multiplier: float
     rounds: dict[int, int]
     """The number of samples of a site -> the rounds that its budget lasts."""
+    evaluation: float
+    """Standard deviation of the noise on the number of correct answers in an evaluation."""
 
     @classmethod
     def fit(cls, epsilon: float, rounds: int, samples: Sequence[int]) -> Noise:
@@ -72,17 +75,24 @@ class Noise(NamedTuple):
         """
         check("deploy init", "epsilon", epsilon, Positive)
         kinds = {count: -(-count // BATCH) for count in samples}  # steps of an epoch
+        asked = -(-rounds // EVERY)
+        # Alone the evaluations would take the whole budget with 1/sqrt(10) of this noise, so that
+        # they take about a tenth of it, in Renyi divergence.
+        evaluation = math.ceil(10 * math.sqrt(10) * multiplier_for(epsilon, DELTA, 1, asked)) / 10
+        besides = {(evaluation, 1.0): asked}
         fitted = max(
-            multiplier_for(epsilon, DELTA, 1 / steps, rounds * EPOCHS * steps)
+            multiplier_for(epsilon, DELTA, 1 / steps, rounds * EPOCHS * steps, besides)
             for steps in set(kinds.values())
         )
         multiplier = math.ceil(1000 * fitted) / 1000
-        lasts = {}
-        for count, steps in kinds.items():
-            steps_affordable = Accountant(multiplier, DELTA, 1 / steps, budget=epsilon).affordable
-            assert steps_affordable is not None
-            lasts[count] = steps_affordable // (EPOCHS * steps)
-        return cls(epsilon, multiplier, lasts)
+
+        def affords(steps: int, count: int) -> bool:
+            made = {(multiplier, 1 / steps): count * EPOCHS * steps}
+            asked = {(evaluation, 1.0): -(-count // EVERY)}
+            return composed_epsilon(made | asked, DELTA) <= epsilon
+
+        lasts = {count: most_affordable(partial(affords, one)) for count, one in kinds.items()}
+        return cls(epsilon, multiplier, lasts, evaluation)
 
 
 class Project(NamedTuple):
@@ -182,7 +192,7 @@ def _write_tables(
         },
         "algorithm": {"name": "fedadmm", "rho": {"name": "per-work", "pull": 0.25}},
         "local": {"solver": solver, "stop": {"name": "epochs", "epochs": EPOCHS}},
-        "evaluate": {"every": 10},
+        "evaluate": {"every": EVERY},
     }
     configs.resolve(tree)  # a wrong option is reported here, and not at the sites
     package = _package(folder, "run")
@@ -203,7 +213,7 @@ def _write_site(folder: Path, client: int, operator: str, noise: Noise | None = 
     (site / "ca.crt").write_bytes(Certificates.in_folder(keys).authority.read_bytes())
     policy: dict[str, Any] = {"evaluations": EVALUATIONS, "server_key": operator}
     if noise is not None:
-        policy["epsilon"] = noise.epsilon
+        policy |= {"epsilon": noise.epsilon, "evaluation_noise": noise.evaluation}
     (site / POLICY).write_text(written(policy))
     return site
 
@@ -424,14 +434,13 @@ SITES = Path(__file__).with_name("sites.toml")
 
 
 def model():
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 1), torch.nn.Flatten(0))
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 2))  # a score for each class
 
 
 def load(context):  # this site's rows: a CSV with a header, the label (0 or 1) in the last column
     table = np.loadtxt(context.node_config["data"], delimiter=",", skiprows=1, dtype=np.float32)
-    rows, labels = torch.from_numpy(table[:, :-1]), torch.from_numpy(table[:, -1])
-    loss = torch.nn.functional.binary_cross_entropy_with_logits
-    return fa.ModelObjective(model(), loss, rows, labels)
+    rows, labels = torch.from_numpy(table[:, :-1]), torch.from_numpy(table[:, -1]).long()
+    return fa.ModelObjective(model(), torch.nn.functional.cross_entropy, rows, labels)
 
 
 {solver}
@@ -442,7 +451,7 @@ NETWORK = dict(ledger="disk")
 # If sites are often absent, take fa.AlignedADMM instead of fa.FedADMM.
 federation = Federation(
     fa.FedADMM(rho=fa.PerWork(0.25)), rounds=ROUNDS, sites=SITES, model=model, solver=SOLVER,
-    stop=fa.Epochs({epochs}), evaluate_every=10, **NETWORK)
+    stop=fa.Epochs({epochs}), evaluate_every={every}, **NETWORK)
 server = server_app(federation)
 client = client_app(federation, load)
 '''
@@ -499,7 +508,8 @@ def own_app(rounds: int, features: int, noise: Noise | None = None) -> str:
     given: dict[str, Any] = {"rounds": rounds, "batch": BATCH, "delta": DELTA}
     template = _PLAIN if noise is None else _NOISED
     solver = template.format(**(({} if noise is None else noise._asdict()) | given))
-    return OWN_APP.format(rounds=rounds, features=features, solver=solver, epochs=EPOCHS)
+    sizes = {"rounds": rounds, "features": features, "epochs": EPOCHS, "every": EVERY}
+    return OWN_APP.format(solver=solver, **sizes)
 
 
 def write_own(

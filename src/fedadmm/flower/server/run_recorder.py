@@ -21,6 +21,7 @@ from fedadmm.study.run_dir import RunDir, create
 from fedadmm.study.run_history import RUNNING, best_model
 
 if TYPE_CHECKING:
+    from fedadmm.flower.federation import Federation
     from fedadmm.flower.server.service import DeploymentResult
 
 
@@ -48,9 +49,13 @@ class RunRecorder:
 
     Refused, missing, lost and repaired replies are in events.jsonl, one line per event.  A resumed
     run continues from its checkpoint; the records of later rounds are replaced.
+
+    Args:
+        path: The run directory.
+        federation: Names method and data of a run without a config.toml in its pages.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, federation: Federation | None = None) -> None:
         create(path)
         self.path = path
         self._folder = RunDir(path)
@@ -58,14 +63,23 @@ class RunRecorder:
         self.rounds = len(self._folder.records())
         """Number of rounds on disk."""
         self._begun = False
+        self._about: dict[str, Any] = {}
+        if federation is not None:
+            method = federation.experiment.algorithm
+            self._about = {
+                "algorithm": method.name,
+                "method": method.title,
+                "problem": f"the data of {federation.clients} sites",
+            }
 
     def __call__(self, report: RoundReport) -> None:
         """Append one round."""
         if not self._begun:
             self._folder.keep(report.record["round"] - 1)
             self._repair_events()
-            if ended := self._folder.finished():  # a completed run continues with more rounds
-                self._folder.close({**ended, "code": RUNNING, "status": "running"})
+            ended = self._folder.finished() or {}  # a completed run continues with more rounds
+            if about := self._about | ended:
+                self._folder.close({**about, "code": RUNNING, "status": "running"})
             self._begun = True
         network = dict(report.record.get("network", {}))
         self._note(network.pop("events", []))
@@ -91,17 +105,21 @@ class RunRecorder:
         """Write the model and the summary."""
         best, last = outcome.state.components.get(BEST), Iterate(outcome.params, outcome.buffers)
         self._folder.write_model(best, last)
-        summary = {
-            "status": outcome.ending.sentence,
-            "code": outcome.ending.code,
-            "rounds": outcome.state.round,
-            "best": best_model(best),
-            "fitted": outcome.fitted,
-            "params_sha256": params_sha256(outcome.params),
-            "network": outcome.counts,
-            "fedadmm_version": fedadmm.__version__,
-            "created": clock.timestamp(),
-        } | (extra or {})
+        summary = (
+            self._about
+            | {
+                "status": outcome.ending.sentence,
+                "code": outcome.ending.code,
+                "rounds": outcome.state.round,
+                "best": best_model(best),
+                "fitted": outcome.fitted,
+                "params_sha256": params_sha256(outcome.params),
+                "network": outcome.counts,
+                "fedadmm_version": fedadmm.__version__,
+                "created": clock.timestamp(),
+            }
+            | (extra or {})
+        )
         self._folder.close(summary)
         return summary
 

@@ -64,8 +64,9 @@ def server_app(federation: Federation, callbacks: Sequence[Given] = ()) -> Serve
     from flwr.serverapp import ServerApp
 
     def main(grid: Grid, context: Context) -> None:
-        directory = RunRecorder(run_folder(context))
+        folder = run_folder(context)
         run = configured(federation, context.run_config)
+        directory = RunRecorder(folder, run)
         watched = RunMonitor(run)
         with endpoint(context, watched):
             said = partial(log_round, run.experiment.rounds)

@@ -47,7 +47,7 @@ _SHARES = ("accuracy", "auc", "f1")
 """Suffixes of metrics that are at most 1 by definition."""
 EXAMPLES = "num-examples"
 """The name in Flower apps of the number of samples of a metric."""
-_SHOWN = re.compile(r"loss|test_[a-z0-9_]{1,60}")
+_SHOWN = re.compile(r"loss|(test|train)_[a-z0-9_]{1,60}")
 """Names that may be shown with the server's own metrics, which have precedence."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from fedadmm.core.pipeline import UpdatePipeline
 from fedadmm.core.pipeline.postprocessors import GaussianNoise
 from fedadmm.core.problem import Evaluator
 from fedadmm.core.solvers.private import RecordNoise
+from fedadmm.data.problems.named_problem import HeldOut, HeldOutSets
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.admission import seal
@@ -123,7 +125,7 @@ def client_app(federation: Federation, load: Load, policy: SitePolicy | None = N
             declined = gate.declines()
             if declined is not None:
                 return wire.write_declined(declined)
-            measured = _measure(federation, _site(load, context), wire.read_body(content))
+            measured = _measure(federation, _site(load, context), wire.read_body(content), gate)
             return wire.write_metrics(measured)
 
         with folders_stay(context.node_config):
@@ -404,7 +406,7 @@ def _masked_metrics(
             reason = gate.declines()
             if reason is not None:
                 return wire.write_declined(reason)
-            found = gate.policy.leaving(_measure(federation, load(), body))
+            found = gate.policy.leaving(_measure(federation, load(), body, gate))
             if not found:
                 return wire.write_declined(f"no metric may leave by this site's {POLICY}")
             words = metric_words(mask.part, federation.problem.weight(client), found)
@@ -414,8 +416,9 @@ def _masked_metrics(
         return wire.write_body(b"", mask.beside(task, "evaluate"))
 
 
-def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float]:
-    """Return a site's loss at a model, and its own metrics."""
+def _measure(federation: Federation, site: Site, body: bytes, gate: Gate) -> dict[str, float]:
+    """Return a site's loss at a model, and its own metrics; or its accuracy with noise."""
+    noise = gate.evaluation_noise()
     question = read_evaluation_request(body, site.objective.num_parameters)
     params = question.params
     job = federation.client_job(site.objective, params, str(params.dtype).removeprefix("torch."))
@@ -423,10 +426,41 @@ def _measure(federation: Federation, site: Site, body: bytes) -> dict[str, float
     with torch.no_grad():
         if question.buffers is not None:
             converted.flat.load_buffers(question.buffers)
+        if noise is not None:
+            return _noised_accuracy(site, converted, params, noise, gate)
         measured = {"loss": float(converted.value(params))}
         if site.test is not None:
             measured |= {name: float(value) for name, value in site.test(params).items()}
     return measured
+
+
+def _noised_accuracy(
+    site: Site, objective: Objective, params: torch.Tensor, noise: float, gate: Gate
+) -> dict[str, float]:
+    """Return the accuracy from a noised number of correct answers, charged to the account.
+
+    One sample changes the number by at most one, so that this is a Gaussian mechanism with the
+    multiplier `noise`; the number of samples is public, as for DP-SGD.
+    """
+    test = site.test.sets[-1] if isinstance(site.test, HeldOutSets) else site.test
+    if isinstance(test, HeldOut) and len(test.targets) and not test.targets.is_floating_point():
+        parts = [test.part(params, index) for index in range(test.num_parts)]
+        name, count, correct = (
+            f"{test.prefix}_accuracy",
+            len(test.targets),
+            sum(p[1] for p in parts),
+        )
+    elif objective.has_classes:
+        name, count = "train_accuracy", objective.num_samples
+        correct = objective.value_and_correct(params)[1]
+    else:
+        raise DeclinedError(
+            "evaluation_noise is for numbers of correct answers, but this site's samples have no "
+            "classes"
+        )
+    gate.charge_evaluation()
+    noised = correct + SystemRandom().gauss(0.0, noise)
+    return {name: min(1.0, max(0.0, noised / count))}
 
 
 def read_evaluation_request(body: bytes, size: int) -> EvaluationRequest:

@@ -22,11 +22,12 @@ from fedadmm.core.errors import CompatibilityError, ConfigError, EngineError, St
 from fedadmm.core.objectives import Objective
 from fedadmm.core.parts import name_of
 from fedadmm.core.pipeline import UpdatePipeline
+from fedadmm.core.solvers.private import RecordNoise
 from fedadmm.flower.federation import Federation
 from fedadmm.flower.protocol import wire
 from fedadmm.flower.protocol.ledger import ReplyKind, Task, reply_to
 from fedadmm.flower.site.policy import POLICY, DeclinedError, SitePolicy, read_policy
-from fedadmm.flower.site.site_state import FOLDER, OverBudgetError, SiteAccount
+from fedadmm.flower.site.site_state import FOLDER, NoisedStep, OverBudgetError, SiteAccount
 
 if TYPE_CHECKING:
     from flwr.app import Context, RecordDict
@@ -225,7 +226,7 @@ class Gate:
             self.policy.refuse_size(len(wire.read_body(content)))
             with errors_stay():
                 found = answer()
-        except DeclinedError as error:
+        except (DeclinedError, OverBudgetError) as error:
             _logger.warning("a question for metrics: %s", error)
             found = wire.write_declined(without_folders(str(error), self._node))
         if wire.METRICS in found:
@@ -245,6 +246,7 @@ class Gate:
         The limit is the site's own: a server without one could reconstruct every sample.
         """
         noised = self._federation.has_noise
+        self.evaluation_noise()  # declines what its noise does not protect
         if self.policy.evaluations == 0:
             return self.policy.declines(0, noised=noised)
         with self.account.locked():
@@ -252,6 +254,41 @@ class Gate:
             if declined is None:
                 self.account.count_answer()
         return declined
+
+    def evaluation_noise(self) -> float | None:
+        """Return the noise of an answer to an evaluation; None for exact metrics.
+
+        Raises:
+            DeclinedError: the run protects clients with all their samples, and the noise a sample.
+        """
+        if not self._federation.has_noise or self.policy.evaluation_noise is None:
+            return None
+        if self._example_noise() is None:
+            if self.policy.evaluations_with_noise:
+                return None
+            raise DeclinedError(
+                f"evaluation_noise is {self.policy.evaluation_noise:g} in this site's {POLICY}, "
+                "but protects single samples only, and this run's noise protects whole sites"
+            )
+        return self.policy.evaluation_noise
+
+    def charge_evaluation(self) -> None:
+        """Charge the privacy account for an evaluation with noise, before its result leaves.
+
+        Raises:
+            OverBudgetError: the budget of the site or of the run does not allow it.
+        """
+        noise, run = self.evaluation_noise(), self._example_noise()
+        assert noise is not None
+        assert run is not None
+        with self.account.locked():
+            kind = NoisedStep(noise, 1)
+            self.account.check_budget(run, kind, 1, self.policy.epsilon, "an evaluation")
+            self.account.count_evaluation(noise)
+
+    def _example_noise(self) -> RecordNoise | None:
+        solver = self._federation.experiment.local.solver
+        return None if solver is None else solver.noise
 
     def work(self, content: RecordDict, length: Callable[[], float]) -> RecordDict:
         """Return the reply to the question how long the site's local work is; it is recorded."""

@@ -53,6 +53,9 @@ class SitePolicy:
             model that a server sends: a thousand of them reveal a sample.
         evaluations_with_noise: whether it evaluates models also in a run with differential privacy,
             which does not cover exact metrics.
+        evaluation_noise: in a run with DP-SGD it answers with its accuracy only, from the number of
+            correct answers plus Gaussian noise of this standard deviation; every answer is charged
+            to the privacy account, and declined beyond the budget.
         metrics: the measurements that may leave, by their names; "none" allows all.
         task_bytes: the size of the largest task.
         task_steps: the most steps of a round.
@@ -72,6 +75,7 @@ class SitePolicy:
     epsilon: Positive | None = None
     evaluations: Annotated[int, Ge(0)] = 0
     evaluations_with_noise: bool = False
+    evaluation_noise: Positive | None = None
     metrics: Sequence[str] | None = None
     task_bytes: Count | None = None
     task_steps: Count | None = None
@@ -149,10 +153,11 @@ class SitePolicy:
                 "this site does not evaluate models; evaluations=N in its node-config or "
                 f"{POLICY} lets it answer N questions a day"
             )
-        if noised and not self.evaluations_with_noise:
+        if noised and not self.evaluations_with_noise and self.evaluation_noise is None:
             return (
                 "this site does not evaluate models of a run with noise, because its answers would "
-                "have none; evaluations-with-noise=true in its node-config lets it"
+                "have none; evaluation-noise=S in its node-config adds noise to them, and "
+                "evaluations-with-noise=true lets exact ones leave"
             )
         if answered >= self.evaluations:
             return f"this site has answered {answered} questions today, which is all it does"
@@ -205,6 +210,7 @@ _EXAMPLES = {
     "uploads": ["clip"],
     "apps": ["0" * 64],
     "epsilon": 3.0,
+    "evaluation_noise": 4.0,
     "metrics": ["loss"],
     "task_bytes": 1_000_000,
     "task_steps": 1000,

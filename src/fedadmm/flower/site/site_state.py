@@ -218,12 +218,19 @@ class SiteAccount:
 
     def count_steps(self, run: str, kind: NoisedStep, steps: int) -> int:
         """Count noised steps; return their number in this run."""
-        counts, made = self.spent(), self.made(run) + steps
-        counts[kind] = counts.get(kind, 0) + steps
-        rows = [{**one._asdict(), "steps": count} for one, count in counts.items()]
+        made = self.made(run) + steps
         runs = {**self._read("runs", _are_counts, {}), run: made}
-        self._write(noised=rows, runs=runs)
+        self._write(noised=self._with(kind, steps), runs=runs)
         return made
+
+    def count_evaluation(self, noise: float) -> None:
+        """Count an evaluation with noise, a Gaussian mechanism on all samples of sensitivity 1."""
+        self._write(noised=self._with(NoisedStep(noise, 1), 1))
+
+    def _with(self, kind: NoisedStep, steps: int) -> list[dict[str, Any]]:
+        counts = self.spent()
+        counts[kind] = counts.get(kind, 0) + steps
+        return [{**one._asdict(), "steps": count} for one, count in counts.items()]
 
     def uploads(self, run: str, besides: str) -> int:
         """Return how many uploads of a run left, without that of the task `besides`."""
@@ -237,7 +244,12 @@ class SiteAccount:
             self._write(uploads={**found, run: [*found.get(run, []), task]})
 
     def check_budget(
-        self, noise: RecordNoise, kind: NoisedStep, more: int, own: float | None
+        self,
+        noise: RecordNoise,
+        kind: NoisedStep,
+        more: int,
+        own: float | None,
+        what: str = "a round",
     ) -> None:
         """Check that the budgets of the solver and of the site allow more noised steps.
 
@@ -251,7 +263,7 @@ class SiteAccount:
         epsilon = _epsilon({**before, kind: before.get(kind, 0) + more}, noise.delta)
         if epsilon > min(budgets):
             raise OverBudgetError(
-                f"this site's budget is {min(budgets):g} over all runs, but a round has {more} "
+                f"this site's budget is {min(budgets):g} over all runs, but {what} has {more} "
                 f"noised steps, after {sum(before.values())} that its rows took part in, and "
                 f"epsilon would be {epsilon:.4g} at delta {noise.delta:g}"
             )

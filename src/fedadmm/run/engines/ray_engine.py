@@ -62,14 +62,14 @@ class Ray(EngineChoice):
     Args:
         address: a running cluster, as `ray.init` takes it ("auto" finds one); None starts Ray on
             this machine, unless it runs in this process already.
-        actors: how many; by default one a CPU, and never more than there are clients.
+        workers: number of actors; by default one per CPU, and never more than there are clients.
         timeout: how many seconds an answer may take.
     """
 
     needs_disk: ClassVar[bool] = True
 
     address: str | None = None
-    actors: Count | None = None
+    workers: Count | None = None
     timeout: Positive = 600.0
 
     def requires(self, run: Setup) -> Iterable[Feature]:
@@ -277,7 +277,7 @@ class RayEngine(Engine):
     def _start_actors(self) -> None:
         ray, problem = self._ray, self._job.problem
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        count = min(self._choice.actors or cpus, problem.num_clients)
+        count = min(self._choice.workers or cpus, problem.num_clients)
         directory = self._store.directory.resolve()
         cache = CACHE_BYTES // count
         self._home = Home(directory, self._store.primal_dtype, cache, list(sys.path))

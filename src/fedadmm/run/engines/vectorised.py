@@ -147,6 +147,8 @@ class VectorisedEngine(Engine):
 
     def _stacks(self, ids: Sequence[int], shares: int) -> list[tuple[int, ...]]:
         """Divide a cohort into equal stacks; a small rest would cost as much as a full one."""
+        if not ids:
+            return []
         count = math.ceil(len(ids) / self._size)
         if shares > 1:  # as many for each process
             count = min(math.ceil(count / shares) * shares, math.ceil(len(ids) / FEWEST_STACKED))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -14,7 +14,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -31,19 +32,23 @@ from fedadmm.core.stopping import Epochs
 from fedadmm.core.validation import Count, Share, check
 from fedadmm.data import models, preparation, problems
 from fedadmm.data.dataset import Dataset
-from fedadmm.data.preparation import Column, Weights
+from fedadmm.data.preparation import Column, OneHot, Weights
+from fedadmm.data.problems.named_problem import model_factory
 from fedadmm.run.checkpoint import MemoryCheckpoints
 from fedadmm.run.engines import EngineChoice
 from fedadmm.run.evaluation import Evaluation
 from fedadmm.run.record import Record
 from fedadmm.run.simulate import Result, simulate
+from fedadmm.run.state import RoundReport
 from fedadmm.study import run_history
 from fedadmm.study.estimator.samples import (
     GroupedSamples,
     categories,
     cells_of,
     groups_of,
+    reject_times,
     samples_of,
+    split_groups,
 )
 from fedadmm.study.methods import named_method
 from fedadmm.study.report import write_report
@@ -53,6 +58,16 @@ from fedadmm.theory.constants import estimate_constants
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
+
+
+CLIENTS = 5
+"""Number of clients that samples without groups are divided among."""
+_NO_GROUPS = (
+    "{}: groups: got None, so that the samples are divided at random among {} clients of equal "
+    "distribution. Name a column of X by the parameter groups, which also works in GridSearchCV "
+    "and cross_val_score (they pass their own groups to the splitter only), or state the number "
+    "of random clients by the parameter clients."
+)
 
 
 class Federated(BaseEstimator):  # type: ignore[misc]
@@ -73,11 +88,13 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = 32,
         epochs: float = 5,
         participation: float = 1.0,
-        clients: int = 5,
+        clients: int | None = None,
+        groups: str | None = None,
         preparation: Literal["from-sums", "as-is"] = "from-sums",
         regularizer: Regularizer | None = None,
         personal: Personalisation | None = None,
         engine: str | EngineChoice | None = None,
+        verbose: int = 0,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.method = method
@@ -88,10 +105,12 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self.epochs = epochs
         self.participation = participation
         self.clients = clients
+        self.groups = groups
         self.preparation = preparation
         self.regularizer = regularizer
         self.personal = personal
         self.engine = engine
+        self.verbose = verbose
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Tags:
@@ -107,7 +126,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         X: ArrayLike,
         y: ArrayLike,
         *,
-        groups: ArrayLike | None = None,
+        groups: ArrayLike | str | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Train from the start.
@@ -115,8 +134,10 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         Args:
             X: the samples, an array or a data frame; gaps and words are welcome.
             y: a class, or a number, for each sample.
-            groups: the client of each sample: a site, a hospital, a person.  Without it the
-                samples are assigned at random to `clients` clients of nearly equal size.
+            groups: the client of each sample: a site, a hospital, a person; or the name of the
+                column of a data frame that holds it, which is then no feature.  None means the
+                parameter `groups`; if that is None, too, the samples are assigned at random to
+                `clients` clients of nearly equal size.
             sample_weight: what each sample counts; a sample of weight 0 is left out.
         """
         return self._train(X, y, groups, sample_weight, self.rounds, first=True)
@@ -126,7 +147,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         X: ArrayLike,
         y: ArrayLike,
         *,
-        groups: ArrayLike | None = None,
+        groups: ArrayLike | str | None = None,
         sample_weight: ArrayLike | None = None,
         rounds: int = 1,
     ) -> Self:
@@ -142,12 +163,12 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             sample_weight: what each sample counts.
             rounds: how many more rounds.
         """
-        first = "module_" not in vars(self)
+        first = "_params" not in vars(self)
         return self._train(X, y, groups, sample_weight, rounds, first)
 
     def report(self, directory: str | Path) -> Path:
         """Write the page about the run into a folder, with its records, and return its path."""
-        check_is_fitted(self, "module_")
+        check_is_fitted(self, "_params")
         algorithm = self._algorithm()
         summary = {
             **self._ending,
@@ -175,7 +196,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self,
         X: ArrayLike,
         y: ArrayLike,
-        groups: ArrayLike | None,
+        groups: ArrayLike | str | None,
         sample_weight: ArrayLike | None,
         rounds: int,
         first: bool,
@@ -183,13 +204,22 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Begin a run, or go on with it, for some rounds."""
         check(self, "rounds", rounds, Count)
+        owner, given = type(self).__name__, self.groups if groups is None else groups
+        X, groups = split_groups(owner, X, given)
+        self._groups_column = given if isinstance(given, str) else None
+        if groups is None and self.clients is None:
+            warnings.warn(_NO_GROUPS.format(owner, CLIENTS), UserWarning, stacklevel=3)
+        reject_times(X)
         check(self, "preparation", self.preparation, Literal[("from-sums", "as-is")])
         if first:
             self._seed = _seed(self.random_state)
         kinds = {"y_numeric": self.regresses, "reset": first}
         array, targets = validate_data(self, X, y, **kinds, **self._accepted())
-        owner, names, dealt = type(self).__name__, self._names(), (self.clients, self._seed)
-        samples = samples_of(owner, array, targets, names, groups, sample_weight, *dealt)
+        clients = CLIENTS if self.clients is None else self.clients
+        weight = self._sample_weight(array, targets, sample_weight)
+        samples = samples_of(
+            owner, array, targets, self._names(), groups, weight, clients, self._seed
+        )
         if first:
             self._learn(samples, categories(X), classes)
         elif samples.names != tuple(self.clients_):
@@ -206,8 +236,14 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self._keep(problem, self._simulate(problem, start, rounds))
         return self
 
+    def _sample_weight(
+        self, X: NDArray[Any], y: NDArray[Any], sample_weight: ArrayLike | None
+    ) -> ArrayLike | None:
+        """Return the weight of each sample in the loss; None for equal weights."""
+        return sample_weight
+
     def _accepted(self) -> dict[str, Any]:
-        """What scikit-learn shall refuse of X."""
+        """Return the restrictions on `X` that scikit-learn checks."""
         if self.preparation == "from-sums":
             return {"dtype": None, "ensure_all_finite": "allow-nan"}
         return {"dtype": np.float64}
@@ -293,15 +329,13 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             engine=self.engine,
             evaluate=Evaluation(train=problem.clients[0].has_classes),
             output=ParticipantsMean(),
+            callbacks=[partial(_print_round, total)] if self.verbose else (),
         )
         return result
 
     def _keep(self, problem: Problem, result: Result) -> None:
-        flat = _flat(problem)
-        flat.load(result.params)
-        if result.buffers is not None:
-            flat.load_buffers(result.buffers)
-        self.module_: nn.Module = flat.module
+        self._params = result.params.numpy()
+        self._buffers = None if result.buffers is None else result.buffers.numpy()
         again = {one["round"] for one in result.history}  # a round that was given up
         kept = [one for one in self.history_ if one["round"] not in again]
         self.history_ = kept + result.history
@@ -313,22 +347,154 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             for name, record in found.items()
             if record is not None
         }
-        self._own = {name: own for name, own in owns.items() if own is not None}
+        self._own = {name: own.numpy() for name, own in owns.items() if own is not None}
         if result.code == "diverged":
             warning = (
                 f"{type(self).__name__}: {result.status}; a smaller lr than {self.lr_:g} may help"
             )
             warnings.warn(warning, ConvergenceWarning, stacklevel=4)
 
-    def _outputs(self, X: ArrayLike, groups: ArrayLike | None = None) -> Tensor:
+    @property
+    def module_(self) -> nn.Module:
+        """The trained model of prepared samples, built from the fitted arrays at each access."""
+        return self._flat_module().module
+
+    def _flat_module(self) -> FlatModule:
+        check_is_fitted(self, "_params")
+        count = len(vars(self).get("classes_", ())) or None
+        inputs = torch.zeros(1, len(self.get_feature_names_out()))
+        blank = Dataset(inputs, torch.zeros(1, dtype=torch.long), count)
+        flat = FlatModule(models.build(model_factory(self._model(), blank, None)))
+        params = torch.from_numpy(self._params)
+        flat.to(params.dtype)
+        flat.load(params)
+        if self._buffers is not None:
+            flat.load_buffers(torch.from_numpy(self._buffers))
+        return flat
+
+    def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
+        """Return the names of the prepared columns, in the order of `coef_`.
+
+        Args:
+            input_features: ignored; the names of `fit` are used.
+        """
+        check_is_fitted(self, "clients_")
+        if self.preparation_ is None:
+            return np.array(self._names(), dtype=object)
+        return np.array(
+            [
+                name
+                for column in self.preparation_
+                for name in (
+                    [f"{column.name}_{one}" for one in column.categories]
+                    if isinstance(column, OneHot)
+                    else [column.name]
+                )
+            ],
+            dtype=object,
+        )
+
+    @property
+    def coef_(self) -> NDArray[np.float64]:
+        """Coefficients of a linear model, in the units of the columns before standardisation."""
+        return self._linear()[0]
+
+    @property
+    def intercept_(self) -> NDArray[np.float64]:
+        """Intercept of a linear model, for columns before standardisation."""
+        return self._linear()[1]
+
+    def _linear(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return coefficients and intercepts, one row and one number per output."""
+        layers = [one for one in self.module_.modules() if not any(one.children())]
+        layers = [one for one in layers if not isinstance(one, nn.Flatten)]
+        if len(layers) != 1 or not isinstance(layers[0], nn.Linear):
+            raise AttributeError(f"coef_: the model {self._model()!r} is not linear")
+        weights: NDArray[np.float64] = layers[0].weight.detach().double().numpy()
+        bias = np.zeros(len(weights))
+        if layers[0].bias is not None:
+            bias = layers[0].bias.detach().double().numpy()
+        begin = 0
+        for column in self.preparation_ or ():
+            if isinstance(column, OneHot):
+                begin += len(column.categories)
+                continue
+            weights[:, begin] /= column.deviation
+            bias = bias - weights[:, begin] * column.mean
+            begin += 1
+        return weights, bias
+
+    def to_onnx(self, path: str | Path) -> Path:
+        """Write model and preparation as an ONNX file, and return its path.
+
+        The file takes one number per column of `fit`: NaN for a missing value, and for a category
+        its place in the sorted list, from 0.  It is compared with this model before it is written.
+        It needs `pip install 'fedadmm[onnx]'`.
+        """
+        from fedadmm.study.export import to_onnx
+
+        module, path = self.module_, Path(path)
+        columns = self.preparation_
+        about = {
+            "problem": "your samples",
+            "model": str(self._model()),
+            "target": "y",
+            "labels": [str(label) for label in vars(self).get("classes_", ())],
+            "preparation": None if columns is None else self._described(columns),
+        }
+        to_onnx(path, module.eval(), len(self.get_feature_names_out()), about)
+        return path
+
+    def _described(self, columns: Sequence[Column]) -> dict[str, Any]:
+        """Return the preparation as plain values."""
+        return preparation.described(columns)
+
+    def score_by_group(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        groups: ArrayLike | str | None = None,
+        *,
+        personalised: bool = False,
+    ) -> dict[str, float]:
+        """Return the score of each group of samples: the accuracy, or R² of a regression.
+
+        Args:
+            X: the samples.
+            y: the true class, or number, of each sample.
+            groups: the group of each sample, or the name of the column that holds it; by default
+                the column that `fit` was given.
+            personalised: whether each group is predicted by its own client's model.
+        """
+        check_is_fitted(self, "_params")
+        owner = type(self).__name__
+        X, labels = split_groups(owner, X, self._groups_column if groups is None else groups)
+        truth = column_or_1d(y)
+        own = np.array([str(one) for one in groups_of(owner, labels, len(truth))])
+        predicted = self.predict(X, own if personalised else None)
+        measure = r2_score if self.regresses else accuracy_score
+        return {
+            str(name): float(measure(truth[own == name], predicted[own == name]))
+            for name in np.unique(own)
+        }
+
+    @abstractmethod
+    def predict(self, X: ArrayLike, groups: ArrayLike | str | None = None) -> NDArray[Any]:
+        """Predict the target of every sample; with `groups`, by its own client's model."""
+
+    def _outputs(self, X: ArrayLike, groups: ArrayLike | str | None = None) -> Tensor:
         """Return the outputs per sample, of each sample's own client if it is named."""
-        check_is_fitted(self, "module_")
+        flat = self._flat_module()
+        owner = type(self).__name__
+        if isinstance(groups, str):
+            X, groups = split_groups(owner, X, groups)
+        elif self._groups_column in getattr(X, "columns", ()):
+            X, _ = split_groups(owner, X, self._groups_column)
         array = validate_data(self, X, reset=False, **self._accepted())
         inputs = self._inputs(cells_of(array, self._names()))
-        inputs = inputs.to(next(self.module_.parameters()).dtype)
+        inputs = inputs.to(flat.vector.dtype)
         if groups is None:
-            return _through(self.module_, inputs)
-        owner = type(self).__name__
+            return _through(flat.module, inputs)
         if not self._own:
             raise ParameterError(
                 f"{owner}: groups is given, but {type(self._algorithm()).__name__} keeps no model "
@@ -342,14 +508,22 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 f"{owner}: groups names {unknown[0]!r}, but must name clients that have taken "
                 f"part: {', '.join(self._own)}"
             )
-        flat = FlatModule(copy.deepcopy(self.module_))
         outputs: list[Tensor] = [inputs] * len(inputs)
         for name in np.unique(names):
-            flat.load(self._own[name])
+            flat.load(torch.from_numpy(self._own[name]))
             mine = np.flatnonzero(names == name)
             for sample, output in zip(mine, _through(flat.module, inputs[mine]), strict=True):
                 outputs[sample] = output
         return torch.stack(outputs)
+
+
+def _print_round(total: int, report: RoundReport) -> None:
+    """Print the metrics of a round."""
+    record = report.record
+    values = [
+        f"{name} {value:.4g}" for name, value in record["metrics"].items() if value is not None
+    ]
+    print(f"[fedadmm] round {record['round']}/{total}: {', '.join(values)}")
 
 
 def _through(module: nn.Module, inputs: Tensor) -> Tensor:

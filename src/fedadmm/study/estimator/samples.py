@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -90,6 +91,29 @@ def samples_of(
     return GroupedSamples(cells_of(X, names), y, owners, tuple(map(str, known)), weights)
 
 
+def split_groups(owner: str, X: Any, groups: Any) -> tuple[Any, Any]:
+    """Return features and groups; a column that `groups` names is taken out of the features.
+
+    Args:
+        owner: The name of the estimator, for error messages.
+        X: The features.
+        groups: The client of each sample, the name of a column of the data frame `X`, or None.
+
+    Raises:
+        ParameterError: `X` has no column of this name.
+    """
+    if not isinstance(groups, str):
+        return X, groups
+    columns = list(getattr(X, "columns", ()))
+    if groups not in columns:
+        named = ", ".join(map(str, columns)) or "without names"
+        raise ParameterError(
+            f"{owner}: groups: got {groups!r}, expected a label for each of {np.shape(X)[0]} "
+            f"samples, or a column of the data frame X (its columns: {named})."
+        )
+    return X.drop(columns=[groups]), X[groups]
+
+
 def groups_of(owner: str, groups: ArrayLike, samples: int) -> NDArray[Any]:
     """Return the validated group label of each sample.
 
@@ -142,10 +166,34 @@ def is_gap(value: object) -> bool:
         return True
 
 
+_TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
+"""Types of dates and times; pandas' are derived from them."""
+
+
+def reject_times(X: object) -> None:
+    """Raise a TypeError for a column of dates or times of a data frame."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(X, pandas.DataFrame):
+        return
+    for name, kind in X.dtypes.items():
+        if kind.kind in "mM":
+            raise _times(name)
+
+
+def _times(name: object) -> TypeError:
+    return TypeError(
+        f"X: {name!r}: got dates or times, expected a string or a number. Compute numbers from "
+        f"them, such as (X[{name!r}] - X[{name!r}].min()).dt.days or X[{name!r}].dt.month, or "
+        f"leave them out with X.drop(columns=[{name!r}])."
+    )
+
+
 def _column(values: NDArray[Any], name: str) -> NDArray[Any]:
     """Return a column as numbers with NaN for missing values, or as text with empty strings."""
     if values.dtype.kind in "biuf":
         return values.astype(np.float64)
+    if values.dtype.kind in "mM" or any(isinstance(value, _TIMES) for value in values):
+        raise _times(name)
     gaps = [is_gap(value) for value in values]
     there = [value for value, gap in zip(values, gaps, strict=True) if not gap]
     for value in there:
