@@ -18,7 +18,7 @@ from fedadmm.study.spec import Cell, Study
 from fedadmm.study.statistics import Spread, spread
 from fedadmm.study.study_result import StudyResult, write_results
 
-NOTE = f"{formatting.SPREAD}; a seed that diverged did not reach the target, and no mean holds it."
+NOTE = f"{formatting.SPREAD}; a seed that diverged did not reach the target and is in no mean."
 
 RowDocument = Mapping[str, Any]
 """One method in one setting, as results.json has it."""

@@ -73,7 +73,8 @@ def key_figures(content: StudyResult) -> list[tuple[str, str, str]]:
     figures = [*_target_figure(content), *_best_figure(content)]
     if content.comparison:
         states = [run.code for run in content.runs]
-        parts = [f"{states.count(code)} {code}" for code in dict.fromkeys(states)]
+        words = {"target": "reached the target"}
+        parts = [f"{states.count(code)} {words.get(code, code)}" for code in dict.fromkeys(states)]
         figures.append(("Runs", str(len(states)), ", ".join(parts)))
     figures.append(("Rounds", f"{rounds:,}", "in all runs" if content.comparison else ""))
     figures.append(("Communication", formatting.size(traffic), "up and down"))
