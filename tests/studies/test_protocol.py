@@ -24,6 +24,7 @@ FILES = sorted(
     path
     for folder in ("cifar10", "participation_rate", "hospitals")
     for path in (STUDIES / folder).rglob("*.json")
+    if path.name != "preset.json"  # runs with the weight that results.json chose
 )
 
 
