@@ -22,6 +22,7 @@ from typing import Any
 from fedadmm.study.reproduce import markdown
 from studies.gong.__main__ import CAP, RATES, ROUNDS, planned, rate_of
 from studies.papers.others import OTHERS, RESULTS, stored
+from studies.papers.verdicts import verdicts
 
 HERE = Path(__file__).parent
 GONG = HERE.parent / "gong" / "results"
@@ -231,7 +232,7 @@ def shards() -> str:
 
 def ladder() -> str:
     """Rounds to 97 % and local epochs of a participant, one change at a time."""
-    changes = {"momentum": "+ momentum 0.5", "pipeline": "+ upload × 2", "epochs": "+ drawn epochs"}
+    changes = {"momentum": "+ momentum 0.5", "upload": "+ upload × 2", "epochs": "+ drawn epochs"}
     rows = {"fedavg": "FedAvg", **{f"ladder-{rung}": title for rung, title in changes.items()}}
     lines = ["| released network, IID | rounds to 97 %, by seed | local epochs of a participant |"]
     lines.append("|---" * 3 + "|")
@@ -244,6 +245,7 @@ def ladder() -> str:
 
 PARTS = {
     **OTHERS,
+    "verdicts": verdicts,
     "sentence": sentence,
     "shards": shards,
     "quick": quick,
