@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from benchmarks.workloads import Workload
 from fedadmm.core.errors import EngineError
@@ -22,8 +26,10 @@ TIMEOUT_SECONDS = 1800.0
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "peers"
 """The programs of the other frameworks."""
-OWN = {"fedadmm": "benchmarks.own", "floor": "benchmarks.floor"}
-"""The contenders that run in this environment, as modules of this package."""
+MARK = "FEDADMM_BENCH_RUN"
+"""Environment variable by which the processes of a contender are known."""
+LINGER_SECONDS = 30.0
+"""How long its processes may outlive a contender before they are killed."""
 FRAMEWORKS = {"pfl": "pfl", "flower": "flwr", "jax": "jax"}
 """The peers that live in an environment of their own, and what it must have."""
 
@@ -77,8 +83,8 @@ def command(contender: str, workload: Workload, specification: Path, cores: int)
     told = [str(specification), str(time.time())]
     if contender == "fedadmm" and workload.target:
         return [sys.executable, *_whole(workload, specification.parent)]
-    if contender in OWN:
-        return [sys.executable, "-m", OWN[contender], *told]
+    if contender == "fedadmm":
+        return [sys.executable, "-m", "benchmarks.own", *told]
     python = str(peer_python()) if contender in FRAMEWORKS else sys.executable
     launch = []
     if contender == "pfl" and cores > 1:
@@ -86,10 +92,25 @@ def command(contender: str, workload: Workload, specification: Path, cores: int)
     return [python, *launch, str(SCRIPTS / f"{contender}_peer.py"), *told]
 
 
-def _children() -> float:
-    """The processor time of all processes that this one has started and that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _marked(mark: str) -> list[psutil.Process]:
+    """The processes of a contender, also those whose parents have ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+def _wait_for_the_end(mark: str) -> None:
+    """Let a contender's processes end before the next one starts: workers of Ray linger."""
+    deadline = time.monotonic() + LINGER_SECONDS
+    while left := _marked(mark):
+        if time.monotonic() > deadline:
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+        time.sleep(0.2)
 
 
 def run(contender: str, workload: Workload, folder: Path) -> Outcome:
@@ -97,25 +118,36 @@ def run(contender: str, workload: Workload, folder: Path) -> Outcome:
     cores = usable_cores()
     specification = folder / f"{contender}.json"
     specification.write_text(json.dumps(workload.specification(folder, cores)))
-    environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    mark = uuid.uuid4().hex
+    environment = os.environ | {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        MARK: mark,
+    }
     if contender in FRAMEWORKS:
         environment["PYTHONPATH"] = str(SCRIPTS)  # for their worker processes
-    elif contender in OWN:  # found from any folder
+    elif contender == "fedadmm":  # found from any folder
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
         )
     if contender == "pfl":
         environment["OMP_NUM_THREADS"] = "1"
-    before, began = _children(), time.perf_counter()
-    finished = subprocess.run(
-        command(contender, workload, specification, cores),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        env=environment,
-        check=False,
-    )
-    wall, text = time.perf_counter() - began, finished.stdout
+    if contender == "jax":  # one device per core, among which it divides the clients
+        devices = math.gcd(cores, workload.cohort)
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    began = time.perf_counter()
+    try:
+        finished = subprocess.run(
+            command(contender, workload, specification, cores),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            env=environment,
+            check=False,
+        )
+        wall, text = time.perf_counter() - began, finished.stdout
+    finally:
+        _wait_for_the_end(mark)
     if contender == "fedadmm" and workload.target and finished.returncode == 0:
         text = json.dumps({"seconds": [0.0] * json.loads(text)["rounds"]} | _NOTHING)
     lines = [line for line in text.splitlines() if line.startswith('{"seconds"')]
@@ -124,7 +156,7 @@ def run(contender: str, workload: Workload, folder: Path) -> Outcome:
             f"benchmarks: {contender} ended with exit code {finished.returncode}:\n"
             + finished.stderr[-2000:]
         )
-    report = json.loads(lines[-1]) | {"cpu_seconds": _children() - before}
+    report = json.loads(lines[-1])
     if workload.target:
         return Outcome([wall], report | {"rounds": len(report["seconds"])})
     return Outcome(report["seconds"], report)

@@ -5,16 +5,19 @@ turns, so that the noise of the machine falls on all.  Flower's FedAvg runs twic
 `flower-supernode`, which starts a fresh Python for every message, and with `fedadmm deploy node`,
 which forks tasks from a warm process.
 
-    python benchmarks/flower_overhead.py [--clients 2] [--turns 2] [--rounds 4]
+    python benchmarks/flower_overhead.py [--clients 2] [--turns 2] [--rounds 4] [--tls]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import tempfile
 from pathlib import Path
+
+from fedadmm.core import signals
 
 APP = """\
 import json, time
@@ -61,7 +64,10 @@ client = ClientApp()
 def main(grid, context):
     config = context.run_config
     clients, rounds, nodes = config["clients"], config["rounds"], config["nodes"]
+    deadline = time.monotonic() + 120
     while len(list(grid.get_node_ids())) < clients:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"fewer than {clients} nodes came within 120 s")
         time.sleep(0.5)
     log = Path(config["out"])
     # Of either the first round is left out: ours also asks the nodes who they are.
@@ -143,8 +149,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--tls", action="store_true", help="Encrypted, with keys of the nodes.")
     options = parser.parse_args()
+    # Without a handler SIGTERM would leave the SuperLink and the nodes running.
+    with signals.as_interrupt(signal.SIGTERM, signal.SIGHUP):
+        measure(**vars(options))
 
+
+def measure(clients: int, turns: int, rounds: int, tls: bool) -> None:
+    """Run the turns and print the medians."""
     from fedadmm.flower.deploy.network import LocalNetwork
 
     with tempfile.TemporaryDirectory() as name:
@@ -153,18 +166,22 @@ def main() -> None:
         (folder / "app" / "overhead" / "__init__.py").write_text("")
         (folder / "app" / "overhead" / "app.py").write_text(APP)
         (folder / "app" / "pyproject.toml").write_text(PYPROJECT)
-        nodes = [{"state-dir": str(folder / f"site-{c}")} for c in range(options.clients)]
+        nodes = [{"state-dir": str(folder / f"site-{c}")} for c in range(clients)]
         out = folder / "seconds.jsonl"
-        with LocalNetwork(folder / "ground", nodes, tls=False) as ground:
+        with LocalNetwork(folder / "ground", nodes, tls=tls) as ground:
             ground.start_link()
-            for turn in range(options.turns):
+            if tls:  # the SuperLink admits no unknown key, and the app would wait for its nodes
+                for client in range(clients):
+                    ground.register(client)
+            for turn in range(turns):
                 for kind in ("flower-supernode", "fedadmm deploy node"):
                     warm = kind != "flower-supernode"
-                    started = [ground.start_node(c, warm=warm) for c in range(options.clients)]
+                    started = [ground.start_node(c, warm=warm) for c in range(clients)]
                     place = str(folder / f"ours-{turn}")
-                    config = {**vars(options), "out": str(out), "nodes": kind, "folder": place}
+                    config = {"clients": clients, "rounds": rounds, "turns": turns}
+                    config |= {"out": str(out), "nodes": kind, "folder": place}
                     run = ground.run(folder / "app", config)
-                    ground.wait(run, 600.0 + 60.0 * options.rounds)
+                    ground.wait(run, 600.0 + 60.0 * rounds)
                     if run.code() or not out.exists():
                         raise SystemExit(run.tail(40))
                     for node in started:

@@ -119,10 +119,6 @@ def _document(
             name: value / seconds["fedadmm"] for name, value in seconds.items() if name != "fedadmm"
         },
         "peak_rss_mb": max(report["peak_rss_mb"] for report in own),
-        "cpu_seconds": {
-            name: statistics.median(repeat.report["cpu_seconds"] for repeat in repeats)
-            for name, repeats in outcomes.items()
-        },
         "spread": {name: _spread(repeats) for name, repeats in outcomes.items()},
         "startup_seconds": statistics.median(report["startup_seconds"] for report in own),
         "engine": own[-1]["engine"],
@@ -168,11 +164,11 @@ def _growth(
 def table(documents: Sequence[dict[str, Any]]) -> str:
     """The documents as one Markdown table: seconds a round, and how many times ours.
 
-    The floor's ratio is the share of it that is reached; growth's compares the numbers of clients.
+    Growth's ratio compares the numbers of clients.
     """
     lines = [
-        "| workload | contender | seconds a round (spread) | ratio | CPU seconds of the process |",
-        "|---|---|---|---|---|",
+        "| workload | contender | seconds a round (spread) | ratio |",
+        "|---|---|---|---|",
     ]
     for document in documents:
         for name, value in _rows(document).items():
@@ -180,11 +176,9 @@ def table(documents: Sequence[dict[str, Any]]) -> str:
             ratio = document["ratios"].get(name)
             shown = "" if ratio is None else f"{ratio:.2f}"
             row = f"{value:.3g} ({low:.3g}–{high:.3g}) | {shown}"
-            cpu = document.get("cpu_seconds", {}).get(name)
-            used = "" if cpu is None else f"{cpu:.3g}"
-            lines.append(f"| {document['workload']} | {name} | {row} | {used} |")
+            lines.append(f"| {document['workload']} | {name} | {row} |")
         for name, reason in document["skipped"].items():
-            lines.append(f"| {document['workload']} | {name} | skipped: {_line(reason)} | | |")
+            lines.append(f"| {document['workload']} | {name} | skipped: {_line(reason)} | |")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.peers import common
 from benchmarks.workloads import read_rows, read_specification
 from fedadmm.algorithms import FedADMM, FedAvg
 from fedadmm.core.messages import ClientRecords, Engine
@@ -20,10 +21,9 @@ from fedadmm.core.objectives import losses
 from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import ModelObjective
 from fedadmm.core.problem import LazyClients, Problem
-from fedadmm.core.sampling import CyclicSampling, UniformSampling
+from fedadmm.core.sampling import UniformSampling
 from fedadmm.core.solvers import SGD
-from fedadmm.core.stopping import Epochs, Steps
-from fedadmm.data import models
+from fedadmm.core.stopping import Epochs
 from fedadmm.run.checkpoint import Checkpoints
 from fedadmm.run.client import Job
 from fedadmm.run.engines import Auto, EngineChoice
@@ -33,8 +33,6 @@ from fedadmm.run.stores import DiskStore, MemoryStore
 
 MEMORY_SECONDS = 0.5
 """How often memory is looked at, at most."""
-TOUCHING_ROUNDS = 10
-"""In how many rounds every client takes part once."""
 
 
 def resident_mb() -> float:
@@ -75,7 +73,7 @@ class Clock:
 def problem(spec: SimpleNamespace) -> Problem:
     """The workload's problem; clients share rows when there are more clients than rows for them."""
     inputs, targets = read_rows(spec)
-    flat = FlatModule(models.build(spec.model))
+    flat = FlatModule(common.model(spec))
     parts = len(targets) // spec.samples
 
     def build(client: int) -> ModelObjective:
@@ -113,20 +111,12 @@ def run(spec: SimpleNamespace, begun: float) -> dict[str, Any]:
             "engine": engine,
             "store": store,
         }
-        done = 0
         if spec.saved:
             settings["checkpoints"] = Checkpoints(Path(folder) / "checkpoint", every=10)
-        if spec.touch:
-            done = TOUCHING_ROUNDS
-            checkpoints = Checkpoints(Path(folder) / "checkpoint", every=10**6)
-            everyone = CyclicSampling(-(-spec.clients // TOUCHING_ROUNDS))
-            settings["checkpoints"] = checkpoints
-            simulate(method, task, done, sampler=everyone, stop=Steps(1), **settings)
-            settings["resume"] = True
         simulate(
             method,
             task,
-            done + spec.warm_up + spec.rounds,
+            spec.warm_up + spec.rounds,
             sampler=UniformSampling(spec.cohort),
             stop=Epochs(spec.epochs),
             callbacks=[clock],

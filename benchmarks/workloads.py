@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedadmm.core.errors import DataError
 from fedadmm.core.validation import check
 
-PEERS = ("pfl", "flower", "plain", "floor", "jax")
+PEERS = ("pfl", "flower", "plain", "jax")
 
 
 @dataclass(frozen=True)
@@ -37,29 +37,22 @@ class Workload:
     batch_size: int = 10
     method: str = "fedavg"
     state: str = "memory"
-    touch: bool = False
-    """Let every client take part once, with one step, before the timed rounds."""
     saved: bool = False
     """Write a checkpoint every ten rounds."""
     warm_up: int = 1
     target: float = 0.0
     """The accuracy on held-out rows that ends the run; the whole command is timed then."""
-    peers: tuple[str, ...] = PEERS[:4]
+    peers: tuple[str, ...] = PEERS[:3]
 
     def specification(self, folder: Path, cores: int) -> dict[str, Any]:
         """What a contender's process is told."""
         return asdict(self) | {"folder": str(folder), "cores": cores, "seed": 0}
 
 
-_CNN = Workload("cnn", "cnn1", (1, 28, 28), cohort=20, epochs=5, lr=0.01, rounds=2)
-
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        _CNN,
-        replace(
-            _CNN, name="cnn-admm-disk", method="fedadmm", state="disk", touch=True, peers=("floor",)
-        ),
+        Workload("cnn", "cnn1", (1, 28, 28), cohort=20, epochs=5, lr=0.01, rounds=2),
         Workload(
             "mlp", "mlp-60-32-10", (60,), cohort=100, epochs=20, lr=0.05, rounds=2, peers=PEERS
         ),
@@ -72,6 +65,55 @@ WORKLOADS = {
             lr=0.03,
             rounds=100,
             peers=PEERS,
+        ),
+        Workload(
+            *("mlp-10k", "mlp-784-128-10", (1, 28, 28)),
+            cohort=100,
+            epochs=1,
+            lr=0.1,
+            rounds=30,
+            clients=10_000,
+            samples=10,
+            peers=("pfl", "plain", "jax"),
+        ),
+        Workload(
+            *("cifar-cnn", "cnn2", (3, 32, 32)),
+            cohort=10,
+            epochs=1,
+            lr=0.01,
+            rounds=2,
+            clients=20,
+            samples=500,
+            batch_size=50,
+        ),
+        Workload(
+            *("tutorial-cnn", "tutorial-cnn", (3, 32, 32)),
+            cohort=10,
+            epochs=5,
+            lr=0.01,
+            rounds=2,
+            clients=100,
+            samples=500,
+            batch_size=50,
+        ),
+        Workload(
+            *("resnet18", "resnet18", (3, 32, 32)),
+            cohort=10,
+            epochs=1,
+            lr=0.01,
+            rounds=1,
+            clients=20,
+            samples=50,
+            peers=("pfl", "plain"),
+        ),
+        Workload(
+            *("transformer", "transformer", (64,)),
+            cohort=10,
+            epochs=1,
+            lr=0.01,
+            rounds=2,
+            clients=100,
+            peers=("pfl", "plain"),
         ),
         Workload(
             *("to-accuracy", "mlp-784-128-10", (1, 28, 28)),
@@ -103,7 +145,8 @@ def find(name: str) -> Workload:
 def write_rows(workload: Workload, folder: Path) -> str:
     """Write `inputs.npy` and `targets.npy`, client after client; say where they come from.
 
-    Images are MNIST's where it is at hand, else random pixels: time does not depend on them.
+    Images are MNIST's where it is at hand, else random pixels: time does not depend on them.  A
+    sample of the transformer is a sequence of bytes.
     """
     count = 60_000 if workload.name == "growth" else workload.clients * workload.samples
     if workload.target:
@@ -111,9 +154,11 @@ def write_rows(workload: Workload, folder: Path) -> str:
     draws = np.random.default_rng(0)
     targets = draws.integers(0, 10, count)
     source = "random rows"
-    if len(workload.shape) == 3:
+    if workload.model == "transformer":
+        inputs = draws.integers(0, 256, (count, *workload.shape))
+    elif len(workload.shape) == 3:
         inputs = draws.integers(0, 256, (count, *workload.shape), dtype=np.uint8)
-        mnist = _mnist()
+        mnist = _mnist() if workload.shape[0] == 1 and count <= 60_000 else None
         if mnist is not None:
             (inputs, targets), source = mnist, "MNIST"
     else:

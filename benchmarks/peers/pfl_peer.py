@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import torch
-from common import model, reached, report, rows, specification
+from common import arranged, model, reached, report, rows, specification
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -62,7 +62,7 @@ def main() -> None:
         lambda user: Dataset(raw_data=[inputs[user], targets[user]]),
         get_user_sampler("random", list(range(spec.clients))),
     )
-    module = Model(model(spec))
+    module = Model(arranged(model(spec), spec))
     clock = Clock(spec)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 
 import torch
-from common import model, reached, report, rows, specification, train
+from common import arranged, model, reached, report, rows, specification, train
 
 
 def main() -> None:
     """Run the workload as federated averaging."""
     spec = specification()
-    torch.set_num_threads(spec.cores if spec.model == "cnn1" else 1)  # threads hinder small models
+    small = spec.model.startswith("mlp")
+    torch.set_num_threads(1 if small else spec.cores)  # threads hinder small models
     inputs, targets = rows(spec)
-    module = model(spec)
-    if spec.model == "cnn1":
-        module = module.to(memory_format=torch.channels_last)
+    module = arranged(model(spec), spec)
     parameters = list(module.parameters())
     theta = [p.detach().clone() for p in parameters]
     draws = torch.Generator().manual_seed(spec.seed)

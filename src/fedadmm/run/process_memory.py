@@ -14,8 +14,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Options of `mallopt`."""
 _REUSED_BYTES = (2**30, 2**25)
 """Largest block that is reused; older versions of the library accept the second only."""
-LARGE_MODEL_BYTES = 2 * 2**20
-"""Size of a model vector from which fresh pages cost more than the arithmetic on them."""
+LARGE_MODEL_BYTES = 2**17
+"""Size of a model vector from which the C library requests fresh pages for every vector, which cost
+more than the arithmetic on them.  Stacks of smaller models are small enough to be reused anyway."""
 
 
 def _library_call(name: str) -> Any:

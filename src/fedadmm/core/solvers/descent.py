@@ -132,7 +132,7 @@ class Descent:
         """Store the results of finished clients at their positions."""
         places, memory = [self._work[index].place for index in gone], self._stepper.memory
         if places == list(range(len(self._all))):  # all clients, in order
-            self._params, self._gradient_sums = self._stepper.params.clone(), self._gradient_sum
+            self._params, self._gradient_sums = self._stepper.result(), self._gradient_sum
             self._memory = memory
             return
         self._params[places] = self._stepper.params[gone]

@@ -72,6 +72,10 @@ class Stepper(ABC):
     def params(self) -> Tensor:
         """Current iterate; can be a buffer."""
 
+    def result(self) -> Tensor:
+        """Return the last iterate in memory of its own."""
+        return self.params.clone()
+
     @abstractmethod
     def step(self, samples: Any) -> Tensor | None:
         """Make one step; return the gradient of f_i that it used, if it is needed."""

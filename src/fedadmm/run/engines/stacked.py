@@ -295,11 +295,20 @@ class BlockStepper(Stepper):
         self._core = core
         self._lr = lr
         self._terms = OwnTerms.of(loss, lr)
-        self._blocks = [block.clone() for block in core.blocks(loss.problem.start)]
+        start = loss.problem.start
+        self._blocks = [
+            start[:, slot.begin : slot.end]
+            .clone(memory_format=torch.contiguous_format)
+            .view(len(start), *slot.shape)
+            for slot in core.slots
+        ]
 
     @property
     def params(self) -> Tensor:
         return joined(self._blocks)
+
+    def result(self) -> Tensor:
+        return self.params
 
     def step(self, samples: Batch | None) -> None:
         if samples is not None:

@@ -291,7 +291,8 @@ def _describe(
     moves = norm(result.params - problem.start)
     drifts = moves if anchor is problem.start else norm(result.params - anchor)
     finite = [True] * len(clients)
-    if not trees.all_finite(result):
+    # A move is finite if the parameters are, and much smaller; if it overflows, they are looked at.
+    if not trees.all_finite(result._replace(params=moves)):
         finite = [trees.all_finite(own) for own in trees.unstack(result, len(clients))]
     columns = zip(
         clients,
