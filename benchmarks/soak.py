@@ -4,8 +4,9 @@
 
 starts `fedadmm deploy local` with real SuperLink and SuperNode processes on this machine, and reads
 the resident memory and the open file descriptors of each of their process trees every five seconds.
-The growth is the slope of a least-squares line over the second half of the rounds, because
-allocators and caches fill in the first.  All samples are in OUT/soak.json.
+The growth is the median slope between two samples (Theil-Sen) of the second half of the rounds,
+because allocators and caches fill in the first.  Samples during a task do not count, because its
+process shares memory with its parent.  All samples are in OUT/soak.json.
 """
 
 from __future__ import annotations
@@ -66,13 +67,22 @@ def slopes(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     found = {}
     for name in late[-1]["trees"]:
         rows = [one for one in late if name in one["trees"]]
+        fewest = min(one["trees"][name]["processes"] for one in rows)
+        rows = [one for one in rows if one["trees"][name]["processes"] == fewest]
         x = np.array([one["round"] for one in rows], float)
         found[name] = {}
         for key in ("kilobytes", "descriptors"):
             y = np.array([one["trees"][name][key] for one in rows], float)
             found[name][key] = float(np.median(y))
-            found[name][f"{key} per round"] = float(np.polyfit(x, y, 1)[0])
+            found[name][f"{key} per round"] = median_slope(x, y)
     return found
+
+
+def median_slope(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the median slope of all pairs of samples of different rounds."""
+    i, j = np.triu_indices(len(x), 1)
+    apart = x[i] != x[j]
+    return float(np.median((y[j] - y[i])[apart] / (x[j] - x[i])[apart])) if apart.any() else 0.0
 
 
 def main() -> int:
