@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 import fedadmm as fa
-from fedadmm.core import masking
+from fedadmm.core import pairwise_masks
 from fedadmm.core.codec import encode, pack
 from fedadmm.core.messages import Upload
 from fedadmm.data import models
@@ -70,23 +70,23 @@ def cost(length: int, sites: int) -> tuple[float, float, int, int]:
     part = fa.MaskedSum(bound=1.0)
     point, subject = part.fixed_point, "update\nrun\n0"
     upload = Upload((torch.rand(length) - 0.5,))
-    identities = [masking.new_identity() for _ in range(sites)]
-    pinned = {client: masking.public_identity(one) for client, one in enumerate(identities)}
-    made = [masking.new_share(c, subject, one) for c, one in enumerate(identities)]
-    group = masking.groups(range(sites), part.group)[0]
+    identities = [pairwise_masks.new_identity() for _ in range(sites)]
+    pinned = {client: pairwise_masks.public_identity(one) for client, one in enumerate(identities)}
+    made = [pairwise_masks.new_share(c, subject, one) for c, one in enumerate(identities)]
+    group = pairwise_masks.groups(range(sites), part.group)[0]
     shares = [made[client][0] for client in group]
 
-    def site() -> masking.Words:
+    def site() -> pairwise_masks.Words:
         words = point.encode(upload, 1 / sites)
-        masking.new_share(0, subject, identities[0])
-        masking.check_shares(subject, shares, pinned)
-        return masking.masked(words, 0, made[0][1], subject, shares)
+        pairwise_masks.new_share(0, subject, identities[0])
+        pairwise_masks.check_shares(subject, shares, pinned)
+        return pairwise_masks.masked(words, 0, made[0][1], subject, shares)
 
     words = site()
 
     def server() -> None:
-        for some in masking.groups(range(sites), part.group):
-            point.decode(masking.summed([words] * len(some)), upload)
+        for some in pairwise_masks.groups(range(sites), part.group):
+            point.decode(pairwise_masks.summed([words] * len(some)), upload)
 
     masked = len(encode(pack(Body(as_tensor(words)))))
     return seconds(site), seconds(server), masked, len(encode(pack(upload)))

@@ -277,3 +277,10 @@ START_UP = {
 def test_the_page_of_the_documentation_has_its_marks() -> None:
     text = (contenders.ROOT / "docs" / "benchmarks.md").read_text()
     assert text.index(page.BEGIN) < text.index(page.END)
+
+
+def test_a_masked_upload_is_as_long_as_a_plain_one_in_single_precision() -> None:
+    from benchmarks.masked_sums import cost
+
+    *_, masked, plain = cost(5000, 4)
+    assert 4 * 5000 < masked < 1.05 * plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,16 @@ def test_a_server_that_dies_between_set_and_sum_begins_the_round_anew(tmp_path):
     assert grid.errors == []  # no site was asked for another set of the same upload
     check_versions(made, tmp_path, history.trace)
     check_invariant(made, tmp_path, 5e-6)
+
+
+def test_a_site_that_is_left_out_keeps_its_last_contribution(tmp_path):
+    """What an operator does when a site leaves a masked run of a method that tracks a mean."""
+    grid = MaskedGrid(settings(fa.FedADMM(0.5), 4), tmp_path)
+    run_through(settings(fa.FedADMM(0.5), 2), grid, tmp_path)
+    longer = replace(settings(fa.FedADMM(0.5), 4), leave_out=[3])
+    history = run_through(longer, grid, tmp_path)
+    assert history.trace == [[0, 1, 2]] * 2
+    check_invariant(longer, tmp_path, 5e-6)
 
 
 def test_fewer_than_the_minimum_are_never_summed(tmp_path):

@@ -356,7 +356,10 @@ RECORD = {
     },
     "metrics": {"loss": 0.5, "test_accuracy": 0.5},
     "callbacks": {"kkt_residual": 0.3, "warnings": ["x"]},
-    "network": {"refused": 1, "sites": {"answered": 1, "metrics": {"loss": 0.5}}},
+    "network": {
+        "refused": 1, "sites": {"answered": 1, "metrics": {"loss": 0.5}},
+        "agreement": {"0": 0.5, "1": -0.25},
+    },
 }  # fmt: skip
 SUMMARY = {
     "status": "completed", "code": "completed", "algorithm": "fedadmm", "label": "x", "seed": 0,

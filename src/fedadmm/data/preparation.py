@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -199,17 +199,10 @@ def from_document(document: Any, origin: object) -> tuple[list[Column], Standard
     if not isinstance(listed, list) or not listed:
         raise DataError(f"{origin}: preparation.columns: expected a list of at least one column.")
     try:
-        columns: list[Column] = [
-            from_config(
-                cast(
-                    Any,
-                    OneHot if isinstance(one, Mapping) and "categories" in one else Standardised,
-                ),
-                one,
-                f"preparation.columns[{index}]",
-            )
-            for index, one in enumerate(listed)
-        ]
+        columns = list[Column]()
+        for index, one in enumerate(listed):
+            kind: Any = OneHot if isinstance(one, Mapping) and "categories" in one else Standardised
+            columns.append(from_config(kind, one, f"preparation.columns[{index}]"))
         scale = document.get("target")
         target = None if scale is None else from_config(Standardised, scale, "preparation.target")
     except ConfigError as error:

@@ -200,8 +200,8 @@ def read(found: Mapping[str, Any]) -> Record | str:
         if kind is int and not all(0 <= one < CLIENT_LIMIT for one in held):
             return f"{group}.{name}: got {str(held)[:40]}, expected numbers below {CLIENT_LIMIT}."
     agreement = found.get("network", {}).get("agreement", {})
-    numbered = all(key.isdecimal() and len(key) < 8 for key in agreement)
-    if not numbered or violation(agreement, Mapping[str, float]):
+    wrong = violation(agreement, Mapping[str, float])
+    if wrong or not all(key.isdecimal() and len(key) < 8 for key in agreement):
         return f"network.agreement: got {str(agreement)[:40]}, expected a number per client."
     for group, name in (("clock", "seconds"), ("cohort", "participants")):
         given = found.get(group, {}).get(name)

@@ -202,7 +202,10 @@ class RunDir:
         """Which round's model the best one is, and why; the file tells it, also of a killed run."""
         path = self.path / MODEL
         about = codec.read(path).plain.get("best") if path.is_file() else None
-        found = self.summary().get("best") if about is None else _loads(str(about).encode())
+        try:
+            found = self.summary().get("best") if about is None else _loads(str(about).encode())
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: best: is not JSON ({error})") from None
         if not isinstance(found, dict):
             return None
         check_entries(path, dict.fromkeys(reading.BEST_ENTRIES) | found, reading.BEST_ENTRIES)
