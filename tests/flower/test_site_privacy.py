@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 
 import pytest
@@ -59,6 +60,13 @@ def test_no_row_decides_whether_a_noised_answer_is_an_update(largest, tmp_path):
     overflows = not bool((rows @ probe).isfinite().all())
     assert overflows == (largest > 2.0)
     assert [ask(grid, settings, run=f"run-{turn}").kind for turn in range(5)] == ["update"] * 5
+
+
+def test_a_federation_with_noise_needs_its_accountant_before_anything_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    federation(fa.FedAvg())
+    with pytest.raises(ConfigError, match=r"fedadmm\[privacy\]"):
+        federation(fa.FedAvg(), solver=noised())
 
 
 def tried(grid, settings, run):
