@@ -86,7 +86,9 @@ def test_significance_follows_the_adjusted_p_value() -> None:
         _row("a", Difference(0.1, 0.05, 0.15, 3, 0.01, 0.03), compared_with="FedAvg"),
         _row("b", Difference(0.1, 0.01, 0.25, 3, 0.04, 0.08), compared_with="FedAvg"),
     ]
-    (told,) = results.verdict(Results(None, "test_accuracy", rows))
+    found = Results(None, "test_accuracy", rows)
+    assert [results.compared(found, row).endswith("†") for row in rows] == [False, True, False]
+    (told,) = results.verdict(found)
     assert (
         told == "significantly different from FedAvg: a · no significant difference from FedAvg: b"
     )

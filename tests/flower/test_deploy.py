@@ -202,6 +202,25 @@ def test_the_app_to_start_from_runs(tmp_path, epsilon, chosen, solver, aggregate
     assert (type(job.solver), type(job.aggregator)) == (solver, aggregate)
 
 
+def test_tables_of_a_configuration_are_a_site_each(tmp_path, monkeypatch):
+    """Also by a pattern and a relative path."""
+    for site in ("north", "south", "west"):
+        (tmp_path / f"{site}.csv").write_text("a,y\n1,0\n2,1\n3,0\n4,1\n5,0\n")
+    table = {"name": "table", "path": "*.csv", "target": "y", "preparation": "from-sums"}
+    (tmp_path / "config.toml").write_text(configs.write({"rounds": 1, "problem": table}))
+    monkeypatch.chdir(tmp_path)
+    given = []
+
+    def started(chosen, folder, deployment, **_):
+        given.append(deployment.clients)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr("fedadmm.flower.deploy.local_federation.run_locally", started)
+    for words in (["config.toml"], ["--csv", "*.csv", "--target", "y"]):
+        CliRunner().invoke(app, ["deploy", "local", *words, "--out", "run"])
+    assert given == [3, 3]
+
+
 def test_a_configuration_becomes_a_federation():
     table = {"rounds": 4, "problem": {"name": "digits", "clients": 5}}
     config = resolve(table | {"output": {"name": "averaged"}})

@@ -124,9 +124,12 @@ def test_an_error_of_the_local_work_is_answered_like_a_result(tmp_path, monkeypa
     plain = settings(rounds=1, aggregator=fa.Sum())
     (tmp_path / "plain").mkdir()
     grid = MaskedGrid(plain, tmp_path / "plain")
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError) as ended:
         run_through(plain, grid, tmp_path / "plain")
-    assert any("the site's app failed; its own log says why" in error for error in grid.errors)
+    assert any("the site's app failed with ValueError" in error for error in grid.errors)
+    for word in ("clients 0, 1, 2, 3", "ValueError", "its own log"):  # who failed, and of what
+        assert word in str(ended.value)
+    assert "row 7" not in str(ended.value)
 
 
 def test_a_site_whose_upload_exceeds_the_bound_takes_part_and_stays_where_it_is(tmp_path, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 
 import pytest
@@ -59,6 +60,13 @@ def test_no_row_decides_whether_a_noised_answer_is_an_update(largest, tmp_path):
     overflows = not bool((rows @ probe).isfinite().all())
     assert overflows == (largest > 2.0)
     assert [ask(grid, settings, run=f"run-{turn}").kind for turn in range(5)] == ["update"] * 5
+
+
+def test_a_federation_with_noise_needs_its_accountant_before_anything_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    federation(fa.FedAvg())
+    with pytest.raises(ConfigError, match=r"fedadmm\[privacy\]"):
+        federation(fa.FedAvg(), solver=noised())
 
 
 def tried(grid, settings, run):
@@ -332,9 +340,31 @@ def test_an_error_that_quotes_a_row_stays_at_the_site(asked, tmp_path, caplog):
     }
     with pytest.raises(EngineError, match="its own log says why") as error:
         requests[asked]()
+    assert "ValueError" in str(error.value)  # the kind of error is code
     shown = "".join(traceback.format_exception(error.value))
     assert "2024-07-18" not in shown  # also what a log of Flower's would show
     assert "2024-07-18" in caplog.text
+
+
+@pytest.mark.parametrize("cause", ["data", "policy"])
+def test_a_run_without_any_reported_work_names_the_sites_and_the_cause(cause, tmp_path):
+    settings = federation(fa.FedADMM(rho=fa.PerWork(0.25)), solver=fa.SGD(0.1, batch_size=10))
+    grid = FakeGrid(settings, tmp_path)
+
+    def load(context):
+        raise KeyError("smoker")
+
+    if cause == "data":
+        grid._app = client_app(settings, load)
+    else:
+        grid.policy = {"approval": True}
+    with pytest.raises(EngineError) as error:
+        run_through(settings, grid, tmp_path)
+    said = str(error.value)
+    assert "clients 0, 1, 2, 3" in said
+    assert ("KeyError" in said) == (cause == "data")
+    assert "smoker" not in said
+    assert ("rho=0.1" in said) == (cause == "policy")  # advice that would not repair the data
 
 
 def masked_and_noised(**changes):

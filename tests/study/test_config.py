@@ -231,3 +231,14 @@ def test_a_problem_refuses_in_the_words_of_its_annotation(table: dict, words: st
     with pytest.raises(ConfigError) as refused:
         resolve({"problem": {"name": "digits"} | table})
     assert str(refused.value) == words
+
+
+def test_the_split_of_clients_follows_the_seed_unless_it_is_fixed() -> None:
+    digits = {"name": "digits", "clients": 4, "partition": "dirichlet", "max_train": 200}
+
+    def sizes(seed: int, **options: int) -> list[int]:
+        problem = resolve({"seed": seed, "problem": digits | options}).load_problem()
+        return [client.num_samples for client in problem.clients]
+
+    assert sizes(0) != sizes(1)
+    assert sizes(0, partition_seed=3) == sizes(1, partition_seed=3) == sizes(3)

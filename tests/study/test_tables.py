@@ -20,7 +20,7 @@ from support.commands import SMALL, call
 ODD = Table(
     "Odd signs",
     ["method", "a_b & c", "50 %"],
-    [["**FedADMM**", "1 ± 0.5", "−3 ≥ x|y"], ["=cmd()", r"{\x}^~#$", "…✓"]],
+    [["**FedADMM**", "1 ± 0.5†", "−3 ≥ x|y"], ["=cmd()", r"{\x}^~#$", "…✓"]],
     "A note.",
 )
 
@@ -30,7 +30,7 @@ def test_markdown_has_a_cell_for_each_cell() -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert [len(row) for row in cells] == [3, 3, 3, 3]
-    assert cells[2] == [" **FedADMM** ", " 1 ± 0.5 ", r" −3 ≥ x\|y "]
+    assert cells[2] == [" **FedADMM** ", " 1 ± 0.5† ", r" −3 ≥ x\|y "]
     assert text.startswith("## Odd signs\n\n|")
     assert text.endswith("|\n\nA note.\n")
 
@@ -39,7 +39,7 @@ def test_latex_escapes_what_it_would_read_as_its_own() -> None:
     lines = latex(ODD).splitlines()
     assert lines[:3] == ["% Odd signs", "% A note.", r"\begin{tabular}{lrr}"]
     assert r"method & a\_b \& c & 50 \% \\" in lines
-    assert r"\textbf{FedADMM} & 1 $\pm$ 0.5 & $-$3 $\geq$ x|y \\" in lines
+    assert r"\textbf{FedADMM} & 1 $\pm$ 0.5$^\dagger$ & $-$3 $\geq$ x|y \\" in lines
     odd = (
         r"=cmd() & \{\textbackslash{}x\}\textasciicircum{}\textasciitilde{}\#\$ & \ldots{}$\ast$ \\"
     )
@@ -71,7 +71,7 @@ def test_latex_is_taken_by_latex(tmp_path: Path) -> None:
 
 
 def test_csv_has_the_numbers_where_there_are_some_and_no_formula() -> None:
-    assert as_csv(ODD).splitlines()[1:] == ["FedADMM,1 ± 0.5,−3 ≥ x|y", "'=cmd(),{\\x}^~#$,…✓"]
+    assert as_csv(ODD).splitlines()[1:] == ["FedADMM,1 ± 0.5†,−3 ≥ x|y", "'=cmd(),{\\x}^~#$,…✓"]
     numbers = ODD._replace(data=[{"a": 0.123456789, "b": [1, 2]}, {"a": None, "c": "-x"}])
     assert as_csv(numbers) == "a,b,c\n0.123456789,1 2,\n,,'-x\n"
 

@@ -64,6 +64,7 @@ def local(
     lists of each file.  A table [policy] of CONFIG is what every site agrees to, as in site.toml.
     """
     from fedadmm.data import problems
+    from fedadmm.data.loaders.tabular import table_files
     from fedadmm.flower.configured import Deployment
     from fedadmm.flower.deploy.local_federation import run_locally, stored_deployment
 
@@ -80,13 +81,15 @@ def local(
     if csv:
         if target is None:
             raise typer.BadParameter("--target is missing, but must name the column to predict")
-        paths, clients = [str(Path(one).resolve()) for one in csv], len(csv)
+        paths = [str(Path(one).resolve()) for one in csv]
         table = {"name": "table", "path": paths, "target": target}
         tree["problem"] = table | {"preparation": "from-sums", "weights": "samples"}
     problem = tree.setdefault("problem", {})
     if isinstance(problem, dict):
         name = problems.canonical(problem.get("name", "digits"))
-        if not csv and name in problems.names() and problems.options(name).sites is None:
+        if name == "table" and problem.get("client") is None and "path" in problem:
+            clients = len(table_files(problem["path"]))
+        elif name in problems.names() and problems.options(name).sites is None:
             config.assign(tree, "problem.clients", clients)
     options.apply(tree)
     chosen = config.resolve(tree)

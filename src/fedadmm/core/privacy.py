@@ -18,11 +18,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedadmm.core.errors import FedADMMError, ParameterError
+from fedadmm.core.errors import ConfigError, ParameterError
 from fedadmm.core.parts import Count, Fraction, Positive, Share, checked_arguments
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 1024)
 """Orders of the Renyi divergence over which epsilon is minimised."""
+
+
+def check_accountant() -> None:
+    """Raise a ConfigError if the package that does the accounting is not installed."""
+    _dp_accounting()
 
 
 def _dp_accounting() -> Any:
@@ -30,9 +35,9 @@ def _dp_accounting() -> Any:
         import dp_accounting
         from dp_accounting import rdp as rdp
     except ImportError as error:
-        raise FedADMMError(
-            "noise needs the accountants of dp-accounting, which is not installed; install "
-            "fedadmm[privacy]"
+        raise ConfigError(
+            "noise needs the accountants of dp-accounting, which is not installed; pip install "
+            "'fedadmm[privacy]'"
         ) from error
     return dp_accounting
 

@@ -20,6 +20,7 @@ from fedadmm.core.objectives.flat import FlatModule
 from fedadmm.core.objectives.model import samples_are_mixed
 from fedadmm.core.parts import Count, Natural, Positive, checked, name_of
 from fedadmm.core.pipeline import UpdatePipeline
+from fedadmm.core.privacy import check_accountant
 from fedadmm.core.problem import Buffers, Evaluator, LazyClients, Problem
 from fedadmm.core.regularizers import Zero
 from fedadmm.core.schedules import PerWork
@@ -178,6 +179,8 @@ class Federation:
             )
         if not set(range(self.clients)) - set(self.take_out):
             raise ParameterError("Federation: take_out names all clients, but one must stay")
+        if self.has_noise:
+            check_accountant()  # here rather than in the first round of every site
         local = self.experiment.local
         if self.per_work and local.solver is not None:  # rejected here rather than at the sites
             client_length(1, local.solver, local.stop, 0)

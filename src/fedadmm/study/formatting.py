@@ -162,6 +162,7 @@ _TEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | dict(
         *(("<", r"\textless{}"), (">", r"\textgreater{}"), ("…", r"\ldots{}"), ("–", "--")),
         *(("±", r"$\pm$"), ("−", "$-$"), ("×", r"$\times$"), ("∞", r"$\infty$"), ("ρ", r"$\rho$")),
         *(("≥", r"$\geq$"), ("≤", r"$\leq$"), ("ε", r"$\varepsilon$"), ("✓", r"$\ast$")),
+        ("†", r"$^\dagger$"),
         ("\N{NO-BREAK SPACE}", "~"),
     ]
 )

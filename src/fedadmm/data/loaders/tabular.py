@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -79,13 +80,14 @@ def tabular(
 
 
 def table_files(path: str | Path | Sequence[str]) -> list[Path]:
-    """Return the table files behind a path: a file, the files of a folder, or a list of both."""
+    """Return the table files behind a path: a file, a folder, a pattern, or a list."""
     if not isinstance(path, str | Path):
         return [file for one in path for file in table_files(one)]
     root = Path(path)
     if root.is_file():
         return [root]
     files = sorted(file for file in root.glob("*") if file.name.endswith(_SUFFIXES))
+    files = files or sorted(Path(file) for file in glob(str(root)) if Path(file).is_file())
     if not files:
         raise DataError(
             f"{root}: is neither a file nor a folder with files {', '.join(_SUFFIXES)}; name yours "

@@ -307,8 +307,8 @@ def _commands(clients: int, host: str, port: int) -> str:
     return f"""\
 # Commands
 
-Install the same `fedadmm[flower]` everywhere.  Everything private stays where it is: `server/keys/
-server.key` on the server, `node-key` at its site.  TLS and node authentication are on.
+Install the same `fedadmm[flower,privacy]` everywhere.  Everything private stays where it is:
+`server/keys/server.key` on the server, `node-key` at its site.  TLS and node authentication are on.
 
 ## Server ({host})
 

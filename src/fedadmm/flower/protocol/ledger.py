@@ -317,6 +317,17 @@ class RefusedError(StateError):
         super().__init__(f"{reason}: {self.detail}")
 
 
+def by_client(why: Mapping[int, RefusedError]) -> str:
+    """Return the reasons of clients as text, clients with the same reason together."""
+    said: dict[str, list[int]] = {}
+    for client, refused in sorted(why.items()):
+        said.setdefault(str(refused), []).append(client)
+    return "; ".join(
+        f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
+        for reason, clients in said.items()
+    )
+
+
 def printable(text: str, most: int = LONGEST_TEXT) -> str:
     """Make a text of a remote site safe to log: one line without control characters."""
     letters = (x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in text[:most])

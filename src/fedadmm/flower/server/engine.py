@@ -25,6 +25,7 @@ from fedadmm.flower.protocol.ledger import (
     RefusalReason,
     RefusedError,
     ServerLedger,
+    by_client,
     mark_lost,
     record_aggregated,
 )
@@ -338,10 +339,9 @@ class GridEngine(Engine):
         if self.empty and reasons_given == {RefusalReason.ROLLBACK} and several and not way_out:
             raise EngineError(self._advice())
         if self._gives_up and RefusalReason.FINITE not in reasons_given:
-            reasons = {
-                str(refused) for refused in why.values() if refused.reason is RefusalReason.DECLINED
-            }
-            details = "; ".join([*sorted(reasons), *self._void])
+            told = (RefusalReason.DECLINED, RefusalReason.ERROR)
+            reasons = by_client({c: one for c, one in why.items() if one.reason in told})
+            details = "; ".join(filter(None, [reasons, *self._void]))
             details = f" ({details})" if details else ""
             raise EngineError(
                 f"no client brought an update in {most} rounds in a row{details}; {self._advice()}"

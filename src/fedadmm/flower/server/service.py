@@ -20,7 +20,7 @@ from fedadmm.core.errors import EngineError, ParameterError, StateError
 from fedadmm.core.outputs import Iterate
 from fedadmm.flower.federation import Federation, RemoteObjective
 from fedadmm.flower.protocol import wire
-from fedadmm.flower.protocol.ledger import RefusalReason, RefusedError, restart
+from fedadmm.flower.protocol.ledger import RefusalReason, RefusedError, by_client, restart
 from fedadmm.flower.protocol.payloads import payload_template
 from fedadmm.flower.protocol.wire import CONFIG, PLACE, Records, signer
 from fedadmm.flower.server.checkpoint import (
@@ -465,6 +465,7 @@ class Service:
 def _length(federation: Federation, exchange: Exchange, beside: Records) -> float:
     """Return the mean length of the sites' local work, for a penalty that is fitted to it."""
     roster, lengths = Roster(exchange, federation), dict[int, float]()
+    refusals: dict[int, RefusedError] = {}
     try:
         roster.wait_for(len(set(federation.members) - set(federation.leave_out)))
     except EngineError as error:
@@ -485,14 +486,17 @@ def _length(federation: Federation, exchange: Exchange, beside: Records) -> floa
             _logger.warning(
                 "client %d did not send the length of its work: %s", arrival.key, refused
             )
+            refusals[arrival.key] = refused
     # A single site must not set the penalty of all.
     for client, why in outlying_metrics({one: {"length": lengths[one]} for one in lengths}).items():
         _logger.warning("client %d: %s", client, why)
         del lengths[client]
     if not lengths:
+        declined = any(one.reason is RefusalReason.DECLINED for one in refusals.values())
+        advice = "; use a number as the penalty, such as rho=0.1" if declined else ""
         raise EngineError(
-            "no site sent the length of its local work, so that no penalty can be fitted; see the "
-            "log, or use a number, such as rho=0.1"
+            "no site sent the length of its local work, to which the penalty is fitted "
+            f"({by_client(refusals) or 'no reply'}){advice}"
         )
     return sum(lengths.values()) / len(lengths)
 

@@ -56,9 +56,10 @@ def errors_stay() -> Iterator[None]:
         yield
     except (StateError, ConfigError, CompatibilityError, OverBudgetError):
         raise
-    except Exception:
+    except Exception as error:
         _logger.exception("the site's app failed; the reason is not sent to the server")
-        raise EngineError("the site's app failed; its own log says why") from None
+        kind = type(error).__name__  # the class is code, and quotes no sample
+        raise EngineError(f"the site's app failed with {kind}; its own log says why") from None
 
 
 @contextmanager
