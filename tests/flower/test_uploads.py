@@ -150,7 +150,7 @@ def test_a_site_that_has_spent_its_budget_takes_no_part(tmp_path):
     assert 2 <= affordable < 20
     assert history.outcome.ending.code == "budget"
     assert history.trace == [[0, 1, 2, 3], *[[0, 1, 3]] * (affordable - 1)]
-    assert "after 1000 that its rows took part in" in str(history.records[1]["network"]["events"])
+    assert "after 1000 with its samples" in str(history.records[1]["network"]["events"])
 
 
 def test_a_count_that_is_damaged_is_not_taken_for_nothing(tmp_path):

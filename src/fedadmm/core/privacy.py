@@ -142,7 +142,7 @@ def multiplier_for(
     delta: Fraction,
     rate: Share,
     rounds: Count,
-    besides: Mapping[tuple[float, float], int] | None = None,
+    others: Mapping[tuple[float, float], int] | None = None,
 ) -> float:
     """Return the smallest noise multiplier, to 0.1 %, for a privacy budget.
 
@@ -151,17 +151,17 @@ def multiplier_for(
         delta: delta of (epsilon, delta).
         rate: Probability of participation under Bernoulli sampling; 1 for other samplers.
         rounds: Number of rounds.
-        besides: Other mechanisms in the same budget, as in `composed_epsilon`.
+        others: Other mechanisms in the same budget, as in `composed_epsilon`.
 
     Raises:
         ParameterError: The other mechanisms take the whole budget.
     """
-    others = besides or {}
-    if (least := composed_epsilon(others, delta)) >= epsilon:
+    fixed = others or {}
+    if (least := composed_epsilon(fixed, delta)) >= epsilon:
         raise ParameterError(f"epsilon: got {epsilon:g}, expected more than {least:.4g}.")
 
     def consumed(multiplier: float) -> float:
-        return composed_epsilon({**others, (multiplier, rate): rounds}, delta)
+        return composed_epsilon({**fixed, (multiplier, rate): rounds}, delta)
 
     low, high = 0.0, 1.0
     while consumed(high) > epsilon:

@@ -440,16 +440,14 @@ def _noised_accuracy(
     """Return the accuracy from a noised number of correct answers, charged to the account.
 
     One sample changes the number by at most one, so that this is a Gaussian mechanism with the
-    multiplier `noise`; the number of samples is public, as for DP-SGD.
+    multiplier `noise`; the number of samples is public, as for DP-SGD.  The noise is rounded, so
+    that no digits of a floating-point sum show the number.
     """
     test = site.test.sets[-1] if isinstance(site.test, HeldOutSets) else site.test
     if isinstance(test, HeldOut) and len(test.targets) and not test.targets.is_floating_point():
         parts = [test.part(params, index) for index in range(test.num_parts)]
-        name, count, correct = (
-            f"{test.prefix}_accuracy",
-            len(test.targets),
-            sum(p[1] for p in parts),
-        )
+        name, count = f"{test.prefix}_accuracy", len(test.targets)
+        correct = sum(part[1] for part in parts)
     elif objective.has_classes:
         name, count = "train_accuracy", objective.num_samples
         correct = objective.value_and_correct(params)[1]
@@ -459,7 +457,7 @@ def _noised_accuracy(
             "classes"
         )
     gate.charge_evaluation()
-    noised = correct + SystemRandom().gauss(0.0, noise)
+    noised = int(correct) + round(SystemRandom().gauss(0.0, noise))
     return {name: min(1.0, max(0.0, noised / count))}
 
 

@@ -264,7 +264,7 @@ class SiteAccount:
         if epsilon > min(budgets):
             raise OverBudgetError(
                 f"this site's budget is {min(budgets):g} over all runs, but {what} has {more} "
-                f"noised steps, after {sum(before.values())} that its rows took part in, and "
+                f"noised steps, after {sum(before.values())} with its samples, and "
                 f"epsilon would be {epsilon:.4g} at delta {noise.delta:g}"
             )
 
