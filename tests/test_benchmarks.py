@@ -140,7 +140,7 @@ def test_what_is_felt_is_a_ratio_to_its_first(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_refuses_an_unknown_workload() -> None:
     result = call("lstm")
     assert result.exit_code == 2
-    assert "workload is 'lstm'" in result.stderr
+    assert "workload: got 'lstm'" in result.stderr
 
 
 def test_bad_choices_are_refused() -> None:

@@ -262,7 +262,7 @@ def filled(text: str) -> str:
     for name, make in PARTS.items():
         part = re.compile(rf"(<!-- {name} -->)(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
         found = part.findall(text)
-        assert len(found) <= 1, f"the page has {len(found)} parts {name!r}, but must have one"
+        assert len(found) <= 1, f"the page has {len(found)} parts {name!r}, expected one"
         gap = "\n\n" if re.search(f"(?m)^{part.pattern}$", text, re.DOTALL) else ""
         text = part.sub(rf"\g<1>{gap}{make()}{gap}\g<2>", text)
     return text

@@ -33,28 +33,28 @@ def refused(*arguments: object) -> str:
     ("arguments", "message"),
     [
         (("--set", "algorithm.rh0=1"), "algorithm.rh0 is not a key of fedadmm; did you mean rho?"),
-        (("--set", "algorithm.rho=0"), "algorithm.rho is 0.0, but must be > 0 and finite"),
+        (("--set", "algorithm.rho=0"), "algorithm.rho: got 0.0, expected > 0 and finite"),
         (
             ("--set", "algorithm.rho=x"),
-            "algorithm.rho is 'x', but must be > 0 and finite, or a schedule",
+            "algorithm.rho: got 'x', expected > 0 and finite, or a schedule",
         ),
-        (("--set", "rho"), "--set is 'rho', but must be KEY=VALUE, as in algorithm.rho=0.1"),
+        (("--set", "rho"), "--set: got 'rho', expected KEY=VALUE, as in algorithm.rho=0.1"),
         (
             ("--algorithm", "fedadm"),
             "algorithm.name is 'fedadm', which is not known; did you mean ",
         ),
         (("--engine", "vectorized"), "engine.name is 'vectorized', "),
-        (("--rounds", "0"), "rounds is 0, but must be a whole number of at least 1"),
+        (("--rounds", "0"), "rounds: got 0, expected a whole number of at least 1"),
         (("--rounds", "x"), "Invalid value for '--rounds': 'x' is not a valid int"),
-        (("--seed", "-1"), "seed is -1, but must be a whole number of at least 0"),
+        (("--seed", "-1"), "seed: got -1, expected a whole number of at least 0"),
         (
             ("--set", "precision=half"),
-            "precision is 'half', but must be one of 'float32', 'float64'",
+            "precision: got 'half', expected one of 'float32', 'float64'",
         ),
         (("--set", "device=abacus"), "device is 'abacus', but cannot be used"),
         (
             ("--checkpoint-every", "-2"),
-            "checkpoint.every is -2, but must be a whole number of at least 0",
+            "checkpoint.every: got -2, expected a whole number of at least 0",
         ),
         (("--tracker", "comet"), "callbacks[0].name is 'comet', which is not known"),
         (("--roundz", "3"), "No such option '--roundz'."),
@@ -71,14 +71,14 @@ def refused(*arguments: object) -> str:
             "regularizer: got L1, expected g = 0 for FedAvg.",
         ),
         (("--set", "target={metric='acc', value=1}"), "target.metric is 'acc', which is not measu"),
-        (("--set", "algorithm.rho=1e308"), "algorithm.rho is 1e+308, but must be at most 1.844674"),
+        (("--set", "algorithm.rho=1e308"), "algorithm.rho: got 1e+308, expected at most 1.844674"),
         (
             ("--set", "local.solver.lr=1e300"),
-            "local.solver.lr is 1e+300, but must be at most 1.844674e+19 in ",
+            "local.solver.lr: got 1e+300, expected at most 1.844674e+19 in ",
         ),
         (
             ("--set", "local.solver.lr=1e300", "--set", "precision=float64"),
-            "local.solver.lr is 1e+300, but must be at most 1.340781e+154 in float64",
+            "local.solver.lr: got 1e+300, expected at most 1.340781e+154 in float64",
         ),
         (
             ("--set", "problem.dimension=10000000"),
@@ -87,11 +87,11 @@ def refused(*arguments: object) -> str:
         ),
         (
             ("--set", "problem.clients=1000000000000"),
-            "problem.clients is 1000000000000, but must be at most 1000000",
+            "problem.clients: got 1000000000000, expected at most 1000000",
         ),
         (
             ("--engine", "workers", "--workers", "100000"),
-            "engine.workers is 100000, but must be at most 1024",
+            "engine.workers: got 100000, expected at most 1024",
         ),
     ],
 )
@@ -106,7 +106,7 @@ def test_run_says_what_is_wrong(
     [
         (
             ("run",),
-            "Invalid value: CONFIG is missing, but must be a preset, a problem, a file or -",
+            "Invalid value: CONFIG: got nothing, expected a preset, a problem, a file or -",
         ),
         (("run", "--resume"), "Invalid value: --resume needs the folder to go on with: --out FOLD"),
         (
@@ -123,22 +123,22 @@ def test_run_says_what_is_wrong(
         (("compare", "quickstart", "--algorithms", "fedav"), "--algorithms names 'fedav'; did you"),
         (
             ("compare", "quickstart", "--seeds", "a"),
-            "Invalid value: --seeds is 'a', but must be wh",
+            "Invalid value: --seeds: got 'a', expected wh",
         ),
         (
             ("compare", "quickstart", "--seeds", "1,,2"),
-            "Invalid value: --seeds is '1,,2', but must",
+            "Invalid value: --seeds is '1,,2', expected",
         ),
-        (("compare", "quickstart", "--set", "seeds=[]"), "seeds is [], but must hold at least one"),
-        (("sweep", "quickstart", "--grid", "rounds"), "--grid is 'rounds', but must be KEY=A,B"),
-        (("sweep", "quickstart", "--grid", "rounds=0,1"), "rounds=0: rounds is 0, but must be a"),
+        (("compare", "quickstart", "--set", "seeds=[]"), "seeds is [], expected at least one"),
+        (("sweep", "quickstart", "--grid", "rounds"), "--grid: got 'rounds', expected KEY=A,B"),
+        (("sweep", "quickstart", "--grid", "rounds=0,1"), "rounds=0: rounds: got 0, expected a"),
         (("report", "nowhere"), "nowhere: no such directory"),
         (("export", "nowhere"), "nowhere: no such folder"),
         (
             ("algorithms", "fedadm"),
             "algorithm is 'fedadm', which is not known; did you mean fedadm",
         ),
-        (("data", "path", "mnits"), "data: name is 'mnits', but must be one of"),
+        (("data", "path", "mnits"), "data: name: got 'mnits', expected one of"),
         (
             ("data", "show", "digit"),
             "problem.name is 'digit', which is not known; did you mean dig",
@@ -187,7 +187,7 @@ def test_a_folder_and_an_empty_file_are_no_configuration(tmp_path: Path) -> None
     message = refused("run", tmp_path / "empty.toml")
     assert message.startswith(f"{tmp_path / 'empty.toml'}: is empty, but must say at least what is")
     message = refused("run", tmp_path)
-    assert message.startswith(f"'{tmp_path}' is a folder without config.toml, but must be a run di")
+    assert message.startswith(f"'{tmp_path}': got a folder without config.toml, expected a run di")
 
 
 def test_a_byte_order_mark_is_no_mistake(config: Path) -> None:

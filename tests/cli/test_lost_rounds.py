@@ -71,11 +71,11 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path):
 ROWS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 BINARY = torch.nn.functional.binary_cross_entropy_with_logits
 WRONG = {
-    "truth values": (ROWS[:, 0] > 0, BINARY, "targets are shape () and type bool each, but must"),
+    "truth values": (ROWS[:, 0] > 0, BINARY, "targets are shape () and type bool each, expected"),
     "a complex loss": (
         ROWS[:, 0],
         lambda outputs, targets: ((outputs - targets) * 1j).mean(),
-        "loss returns a complex number, but must return one number",
+        "loss returns a complex number, expected one number",
     ),
 }
 
@@ -92,5 +92,5 @@ def test_wrong_targets_and_losses_are_sentences(what):
 
 def test_a_stage_without_a_list_is_a_sentence():
     problem = fa.Problem([fa.Quadratic(torch.eye(2), torch.ones(2))])
-    with pytest.raises(fa.errors.ParameterError, match="but must be a list"):
+    with pytest.raises(fa.errors.ParameterError, match="expected a list"):
         fa.simulate(fa.FedAvg(), problem, 1, pipeline=fa.Clip(1.0), solver=fa.ExactSolver())

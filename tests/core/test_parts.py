@@ -30,7 +30,7 @@ def kind():
 
         def __post_init__(self) -> None:
             if self.mode == "b" and self.size == 1:
-                raise ParameterError("Sample: size is 1, but must be larger with mode='b'")
+                raise ParameterError("Sample: size: got 1, expected larger with mode='b'")
 
     yield Sample
     del FAMILIES["test-family"]

@@ -312,7 +312,7 @@ def test_the_catalogue_lists_fetches_and_checks(
     row = download.check("thing")[0]
     assert row.status == "damaged"
     assert "has 383999 bytes" in row.detail
-    with pytest.raises(ParameterError, match="name is 'other', but must be one of thing"):
+    with pytest.raises(ParameterError, match="name: got 'other', expected one of thing"):
         download.fetch("other")
 
 

@@ -94,7 +94,7 @@ def test_a_wrong_femnist_npz_is_refused(tmp_path: Path) -> None:
         femnist(femnist_npz(tmp_path / "b.npz", writer=np.zeros(5, int)))
     with pytest.raises(DataError, match=r"labels run from"):
         femnist(femnist_npz(tmp_path / "c.npz", labels=np.full(6, 99)))
-    with pytest.raises(ParameterError, match="subset is 'greek'"):
+    with pytest.raises(ParameterError, match="subset: got 'greek'"):
         femnist(femnist_npz(tmp_path / "d.npz"), "greek")  # type: ignore[arg-type]
 
 

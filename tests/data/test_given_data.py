@@ -72,55 +72,52 @@ def test_closed_forms_take_them_too_and_round_nothing(kind: str) -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a label too many": (
         lambda: objective(targets=LABELS + 1),
-        "ModelObjective: targets hold 3, but must be in 0 … 2, because the module has 3 outputs",
+        "ModelObjective: targets hold 3, expected 0 … 2, because the module has 3 outputs",
     ),
     "-1": (
         lambda: objective(targets=np.where(LABELS == 1, -1, LABELS)),
-        "ModelObjective: targets hold -1, but must be in 0 … 2, because the module has 3 outputs",
+        "ModelObjective: targets hold -1, expected 0 … 2, because the module has 3 outputs",
     ),
     "-100, which cross-entropy ignores": (
         lambda: objective(targets=np.where(LABELS == 1, -100, LABELS)),
-        "ModelObjective: targets hold -100, but must be in 0 … 2, because the module has 3 outputs",
+        "ModelObjective: targets hold -100, expected 0 … 2, because the module has 3 outputs",
     ),
     "a label too many in a loss of one's own": (
         lambda: objective(targets=LABELS + 7, loss=lambda z, y: cross_entropy(z, y)),
-        "ModelObjective: targets hold 7, but must be in 0 … 2, because the module has 3 outputs",
+        "ModelObjective: targets hold 7, expected 0 … 2, because the module has 3 outputs",
     ),
     "two classes called 1 and 2": (
         lambda: objective(targets=LABELS, loss=losses.binary_cross_entropy, outputs=1),
-        "ModelObjective: targets hold 2, but must be in 0 … 1, because the loss is that of two "
-        "classes",
+        "ModelObjective: targets hold 2, expected 0 … 1, because the loss is that of two classes",
     ),
     "two classes called -1 and 1, as floats": (
         lambda: fa.ModelObjective(
             nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), logits, ROWS, LABELS - 1.0
         ),
-        "ModelObjective: targets hold -1, but must be in 0 … 1, because the loss is that of two "
-        "classes",
+        "ModelObjective: targets hold -1, expected 0 … 1, because the loss is that of two classes",
     ),
     "labels as floats": (
         lambda: objective(targets=LABELS.astype(np.float32)),
-        "ModelObjective: targets are shape () and type float32 each, but must be what the loss "
+        "ModelObjective: targets: got shape () and type float32 each, expected what the loss "
         "takes beside outputs of shape (3,) and type float32 (",
     ),
     "rows too wide": (
         lambda: objective(np.ones((6, 5))),
-        "ModelObjective: inputs are samples of shape (5,) and type float32, but must be what the "
+        "ModelObjective: inputs are samples of shape (5,) and type float32, expected what the "
         "module takes (mat1 and mat2 shapes cannot be multiplied",
     ),
     "whole numbers as rows": (
         lambda: objective(np.ones((6, 4), dtype=np.int64)),
-        "ModelObjective: inputs are samples of shape (4,) and type int64, but must be what the "
+        "ModelObjective: inputs are samples of shape (4,) and type int64, expected what the "
         "module takes (",
     ),
     "a loss for each row": (
         lambda: objective(loss=lambda z, y: cross_entropy(z, y, reduction="none")),
-        "ModelObjective: loss returns shape (2,), but must return one number, the mean over the "
-        "samples",
+        "ModelObjective: loss returns shape (2,), expected one number, the mean over the samples",
     ),
     "a loss that is no tensor": (
         lambda: objective(loss=lambda z, y: 1.0),
-        "ModelObjective: loss returns float, but must return one number, the mean over the samples",
+        "ModelObjective: loss returns float, expected one number, the mean over the samples",
     ),
 }
 
@@ -137,16 +134,16 @@ def test_what_does_not_fit_is_refused_before_round_0(case: str, lazy: bool) -> N
 AT_ONCE: dict[str, tuple[Callable[[], Any], str]] = {
     "lists of unequal length": (
         lambda: objective([[1.0], [1.0, 2.0]], [0, 1]),
-        "ModelObjective: inputs is a list, but must be a tensor, an array or lists of numbers (",
+        "ModelObjective: inputs: got a list, expected a tensor, an array or lists of numbers (",
     ),
     "words": (
         lambda: objective(targets=["yes"] * 6),
-        "ModelObjective: targets is a list, but must be a tensor, an array or lists of numbers "
+        "ModelObjective: targets: got a list, expected a tensor, an array or lists of numbers "
         "(its entries are <U3)",
     ),
     "nothing": (
         lambda: objective(targets=None),
-        "ModelObjective: targets is a NoneType, but must be a tensor, an array or lists of numbers "
+        "ModelObjective: targets: got a NoneType, expected a tensor, an array or lists of numbers "
         "(its entries are object)",
     ),
     "one number": (
@@ -159,7 +156,7 @@ AT_ONCE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a matrix of words": (
         lambda: fa.Quadratic([["a"]], [1.0]),
-        "Quadratic: A is a list, but must be a tensor, an array or lists of numbers (",
+        "Quadratic: A: got a list, expected a tensor, an array or lists of numbers (",
     ),
 }
 
@@ -214,7 +211,7 @@ def test_a_federation_refuses_a_class_or_a_word_for_a_part(field: str) -> None:
         (7, "7"),
     ):
         owner = {"regularizer": "Federation", "solver": "LocalWork", "stop": "LocalWork"}
-        named = f"^{owner.get(field, 'Experiment')}: {field} is {shown}, but must be"
+        named = f"^{owner.get(field, 'Experiment')}: {field}: got {shown}, expected"
         with pytest.raises(fa.errors.ParameterError, match=named):
             flower.Federation(**(settings | {field: value}), model=module)
 
@@ -222,7 +219,7 @@ def test_a_federation_refuses_a_class_or_a_word_for_a_part(field: str) -> None:
 @pytest.mark.parametrize("seed", [-5, 1.5, "1", True])
 def test_a_deployment_refuses_a_wrong_seed(seed: Any) -> None:
     flower = pytest.importorskip("fedadmm.flower")
-    message = f"seed is {seed!r}, but must be a whole number of at least 0"
+    message = f"seed: got {seed!r}, expected a whole number of at least 0"
     with pytest.raises(fa.errors.ParameterError, match=f"^Experiment: {re.escape(message)}"):
         flower.Federation(fa.FedAvg(), 2, 3, model=module, seed=seed)
     with pytest.raises(fa.errors.ParameterError, match=f"^Experiment: {re.escape(message)}"):
@@ -232,7 +229,7 @@ def test_a_deployment_refuses_a_wrong_seed(seed: Any) -> None:
 def test_a_problem_refuses_a_word_for_its_regularizer() -> None:
     client = fa.Quadratic(torch.eye(2), torch.zeros(2))
     with pytest.raises(
-        fa.errors.ParameterError, match=r"^Problem: regularizer is 'l1', but must be of the"
+        fa.errors.ParameterError, match=r"^Problem: regularizer: got 'l1', expected of the"
     ):
         fa.Problem([client], "l1")  # type: ignore[arg-type]
 
@@ -250,7 +247,7 @@ def test_a_kind_of_rows_is_tried_once_and_classes_always_looked_at() -> None:
     for one in clients:
         one.check()
     assert tried == [(2, 4)]
-    with pytest.raises(fa.errors.DataError, match=r"targets hold 3, but must be in 0 … 2"):
+    with pytest.raises(fa.errors.DataError, match=r"targets hold 3, expected 0 … 2"):
         client(LABELS + 1).check()
     client(loss=nn.CrossEntropyLoss(label_smoothing=0.1)).check()
     assert len(tried) == 2, "another loss"

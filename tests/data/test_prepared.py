@@ -188,7 +188,7 @@ def test_files_come_before_or_after_other_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--csv", "a.csv"), "--target is missing, but must name the column to predict"),
+        (("--csv", "a.csv"), "--target is missing, expected the column to predict"),
         (("--target", "x"), "--target is 'x', a column of --csv FILE …, but --csv is missing"),
         (("--target", "x", "--csv"), "Option '--csv' requires an argument"),
     ],

@@ -300,19 +300,19 @@ def test_every_problem_has_frozen_plain_options_with_defaults(name: str) -> None
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: problems.load("imagenet"), "name is 'imagenet', but must be one of cifar10"),
+        (lambda: problems.load("imagenet"), "name: got 'imagenet', expected one of cifar10"),
         (lambda: problems.load("digits", shards=3), "digits: there is no option 'shards', but"),
-        (lambda: problems.load("digits", clients=0), "clients is 0"),
+        (lambda: problems.load("digits", clients=0), "clients: got 0"),
         (lambda: problems.load("digits", clients=None), "needs a number of clients"),
-        (lambda: problems.load("digits", partition="random"), "partition is 'random'"),
+        (lambda: problems.load("digits", partition="random"), "partition: got 'random'"),
         (lambda: problems.load("digits", partition="natural"), "no natural clients"),
         (lambda: problems.load("digits", clients=1000), "expected at least 2000"),
-        (lambda: problems.load("digits", validation=1.0), "validation is 1.0"),
-        (lambda: problems.load("digits", weights="size"), "weights is 'size'"),
+        (lambda: problems.load("digits", validation=1.0), "validation: got 1.0"),
+        (lambda: problems.load("digits", weights="size"), "weights: got 'size'"),
         (lambda: problems.load("digits", model="vgg"), "name: got 'vgg'"),
         (lambda: problems.load("digits", model="logistic", as_released="gong"), "no variant"),
-        (lambda: problems.load("synthetic", alpha=-1.0), "alpha is -1.0"),
-        (lambda: problems.load("synthetic", clients=None), "clients is None"),
+        (lambda: problems.load("synthetic", alpha=-1.0), "alpha: got -1.0"),
+        (lambda: problems.load("synthetic", clients=None), "clients: got None"),
         (lambda: problems.load("synthetic", lazy=True, partition="iid"), "works only with"),
         (lambda: problems.from_data(own_rows(), shards=3), "unexpected keyword argument"),
         (
@@ -331,10 +331,10 @@ def test_what_cannot_be_loaded_is_refused(call, message: str) -> None:
     ("call", "message"),
     [
         (lambda: problems.load("digits", model="cnn2"), "the model cannot read samples of shape"),
-        (lambda: problems.load("digits", model="mlp-64-7"), "must return 10 scores a sample"),
+        (lambda: problems.load("digits", model="mlp-64-7"), "expected 10 scores a sample"),
         (
             lambda: problems.from_data(own_rows(classes=None), model=nn.Linear(4, 2)),
-            "must return one number a sample",
+            "expected one number a sample",
         ),
         (
             lambda: problems.from_data(own_rows(classes=None), clients=3, partition="shards"),
@@ -356,11 +356,11 @@ def test_what_cannot_be_loaded_is_refused(call, message: str) -> None:
         (lambda: Dataset(torch.zeros(0, 1), torch.zeros(0)), "holds no samples"),
         (
             lambda: Dataset(np.zeros((2, 1), np.float32), torch.zeros(2)),
-            "inputs are ndarray of float32, but must be a tensor",
+            "inputs: got ndarray of float32, expected a tensor",
         ),
         (
             lambda: Dataset(torch.zeros(1, 1), torch.zeros(1), None, np.array(["a"]), ("a",)),
-            "groups are ndarray of <U1, but must be an array of whole numbers",
+            "groups: got ndarray of <U1, expected an array of whole numbers",
         ),
         (lambda: Dataset(torch.full((1, 1), torch.nan), torch.zeros(1)), "NaN or an infinity"),
         (lambda: Dataset(torch.zeros(1, 1), torch.zeros(1), 2), "class labels are torch.float32"),
@@ -377,9 +377,9 @@ def test_rows_that_do_not_fit_are_refused_before_round_0(call, message: str) -> 
 
 
 def test_normalise_refuses_nonsense() -> None:
-    with pytest.raises(ParameterError, match="equally long"):
+    with pytest.raises(ParameterError, match="equal lengths"):
         Normalise((0.1, 0.2), (1.0,))
-    with pytest.raises(ParameterError, match="must be > 0"):
+    with pytest.raises(ParameterError, match="expected > 0"):
         Normalise((0.1,), (0.0,))
 
 

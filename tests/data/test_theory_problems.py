@@ -310,10 +310,10 @@ def test_wrong_shapes_are_refused(call) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("quadratics", {"conditioning": 0.5}, "conditioning is 0.5, but must be >= 1"),
-        ("quadratics", {"clients": 0}, "clients is 0"),
-        ("saturating", {"heterogeneity": -1.0}, "heterogeneity is -1.0"),
-        ("cosine-quadratics", {"frequency": 0.0}, "frequency is 0.0"),
+        ("quadratics", {"conditioning": 0.5}, "conditioning: got 0.5, expected >= 1"),
+        ("quadratics", {"clients": 0}, "clients: got 0"),
+        ("saturating", {"heterogeneity": -1.0}, "heterogeneity: got -1.0"),
+        ("cosine-quadratics", {"frequency": 0.0}, "frequency: got 0.0"),
         ("quadratics", {"model": "cnn1"}, "there is no option 'model'"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_project_gains_a_site_and_loses_one(tmp_path):
     assert app_file.read_text() == before
     wrong = runner.invoke(app, ["deploy", "remove-site", str(tmp_path / "p"), "4"])
     assert wrong.exit_code == 2
-    assert "client is 4, but must be" in wrong.output
+    assert "client: got 4, expected" in wrong.output
     assert runner.invoke(app, ["deploy", "add-site", str(old)]).exit_code == 2
 
 
@@ -273,7 +273,7 @@ def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tolerance": 0.1}, "tolerance is 0.1"),
+        ({"tolerance": 0.1}, "tolerance: got 0.1"),
         ({"evaluate": {"target": "local"}}, "evaluate.target"),
         ({"evaluate": {"train": True}}, "evaluate.train is true"),
         ({"callbacks": [{"name": "diagnostics"}]}, "callbacks: got diagnostics"),

@@ -355,7 +355,7 @@ def test_simulated_nodes_need_no_folder_and_deployed_ones_do(simulation, tmp_pat
     grid._app = app_of(drop_in, plain_sgd)
     with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
         begin(drop_in, grid, tmp_path, run_dir=tmp_path / "deployed")
-    assert "state-dir is None, but must be a folder of this site" in caplog.text
+    assert "state-dir: got None, expected a folder of this site" in caplog.text
     simulation()
     found = weight_of(begin(drop_in, grid, tmp_path))
     assert torch.equal(found, start(drop_in, tmp_path / "other"))

@@ -296,7 +296,7 @@ def test_an_experiment_has_all_its_fields_already():
         fa.errors.ParameterError, match="Federation: an experiment has all its fields"
     ):
         Federation(made.experiment, rounds=3)
-    with pytest.raises(fa.errors.ConfigError, match=r"tolerance is 0\.1, but must be 'none'"):
+    with pytest.raises(fa.errors.ConfigError, match=r"tolerance: got 0\.1, expected 'none'"):
         Federation(replace(made.experiment, tolerance=0.1))
 
 

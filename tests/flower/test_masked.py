@@ -874,7 +874,7 @@ def test_rows_hidden_by_dp_sgd_are_accounted_as_ever(tmp_path):
 
 
 def test_what_does_not_go_with_masks_is_refused(tmp_path):
-    with pytest.raises(fa.errors.ParameterError, match="ledger is 'disk', but must be 'none'"):
+    with pytest.raises(fa.errors.ParameterError, match="ledger: got 'disk', expected 'none'"):
         settings(ledger="disk")
     with pytest.raises(
         fa.errors.CompatibilityError, match="expected synchronous rounds for MaskedSum"

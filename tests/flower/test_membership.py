@@ -165,7 +165,7 @@ def test_the_operator_names_them_in_the_run_configuration():
     found = configured(settings, {"take-out": "2, 3", "accept-sites": True})
     assert (found.take_out, found.accept_sites) == ([2, 3], True)
     with pytest.raises(
-        fa.errors.ConfigError, match=r"^run-config: take-out is '9', but must be client"
+        fa.errors.ConfigError, match=r"^run-config: take-out: got '9', expected client"
     ):
         configured(settings, {"take-out": "9"})
     with pytest.raises(fa.errors.ParameterError, match="take_out names all clients"):

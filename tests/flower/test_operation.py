@@ -82,7 +82,7 @@ def test_a_port_that_is_taken_or_is_none_is_named():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"status-port is {port}, but nothing can listen"):
             StatusEndpoint(port, watched)
-    with pytest.raises(ParameterError, match="status-port is 70000, but must be"):
+    with pytest.raises(ParameterError, match="status-port: got 70000, expected"):
         StatusEndpoint(70000, watched)
 
 

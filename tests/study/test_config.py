@@ -105,7 +105,7 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
     tree = SMALL | {"algorithm": {"name": name}}
     assert resolve(tree).local.start == resolve(tree).tree["local"]["start"] == start
     assert resolve(tree | {"local": {"start": "current"}}).local.start == "current"
-    with pytest.raises(ConfigError, match=r"local.start is 'here', but must be"):
+    with pytest.raises(ConfigError, match=r"local.start: got 'here', expected"):
         resolve(tree | {"local": {"start": "here"}})
 
 
@@ -124,11 +124,11 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
         ),
         (
             {"algorithm": {"name": "fedadmm", "rho": "x"}},
-            "algorithm.rho is 'x', but must be > 0 and finite, or a schedule: piecewise, per-work",
+            "algorithm.rho: got 'x', expected > 0 and finite, or a schedule: piecewise, per-work",
         ),
         (
             {"algorithm": {"name": "fedadmm", "rho": -1}},
-            "algorithm.rho is -1.0, but must be > 0 and finite",
+            "algorithm.rho: got -1.0, expected > 0 and finite",
         ),
         (
             {"algorithm": {"name": "fedadmm", "rho": {"name": "geometrik"}}},
@@ -142,45 +142,45 @@ def test_the_start_is_the_methods_usual_one_unless_the_file_says(name: str, star
             {"algorithm": {"name": "fedadmm", "rho": {"name": "piecewise", "values": {"1": 2.0}}}},
             "algorithm.rho.values: got change points [1], expected one at 0.",
         ),
-        ({"sampler": {"name": "uniform"}}, "sampler.size is missing, but must be > 0 and <= 1"),
+        ({"sampler": {"name": "uniform"}}, "sampler.size: got nothing, expected > 0 and <= 1"),
         (
             {"sampler": {"name": "uniform", "size": 1.5}},
-            "sampler.size is 1.5, but must be > 0 and <= 1",
+            "sampler.size: got 1.5, expected > 0 and <= 1",
         ),
         (
             {"sampler": {"name": "uniform", "size": True}},
-            "sampler.size is True, but must be > 0 and <= 1",
+            "sampler.size: got True, expected > 0 and <= 1",
         ),
-        ({"rounds": 0}, "rounds is 0, but must be a whole number of at least 1"),
-        ({"rounds": "ten"}, "rounds is 'ten', but must be a whole number"),
+        ({"rounds": 0}, "rounds: got 0, expected a whole number of at least 1"),
+        ({"rounds": "ten"}, "rounds: got 'ten', expected a whole number"),
         ({"roundz": 3}, "roundz is not a key of the configuration; did you mean rounds?"),
-        ({"target": {"metric": "loss"}}, "target.value is missing, but must be a number"),
-        ({"target": 3}, "target is 3, but must be a table"),
+        ({"target": {"metric": "loss"}}, "target.value: got nothing, expected a number"),
+        ({"target": 3}, "target: got 3, expected a table"),
         (
             {"evaluate": {"objective": 3}},
-            "evaluate.objective is 3, but must be True or False, or None",
+            "evaluate.objective: got 3, expected True or False, or None",
         ),
-        ({"precision": "float16"}, "precision is 'float16', but must be one of 'float32', 'float"),
-        ({"callbacks": [1]}, "callbacks[0] is 1, but must be a table whose name is one of"),
+        ({"precision": "float16"}, "precision: got 'float16', expected one of 'float32', 'float"),
+        ({"callbacks": [1]}, "callbacks[0]: got 1, expected a table whose name is one of"),
         (
             {"sampler": {"name": "trace", "rounds": [[1, "a"]]}},
-            "sampler.rounds[0][1] is 'a', but must be a whole number",
+            "sampler.rounds[0][1]: got 'a', expected a whole number",
         ),
         (
             {"problem": {"name": "digits", "partition": "shard"}},
-            "problem.partition is 'shard', but must be one of 'iid', 'shards'",
+            "problem.partition: got 'shard', expected one of 'iid', 'shards'",
         ),
         (
             {"local": {"solver": {"name": "sgd", "batch_size": "all"}}},
-            "local.solver.batch_size is 'all', but must be a whole number of at least 1, or None",
+            "local.solver.batch_size: got 'all', expected a whole number of at least 1, or None",
         ),
         (
             {"local": {"stop": {"name": "epochs", "epochs": [1, "a"]}}},
-            "local.stop.epochs[1] is 'a', but must be > 0 and finite",
+            "local.stop.epochs[1]: got 'a', expected > 0 and finite",
         ),
         (
             {"local": {"solver": {"name": "sgd", "lr": [0.1, -1.0]}}},
-            "local.solver.lr[1] is -1.0, but must be > 0 and finite",
+            "local.solver.lr[1]: got -1.0, expected > 0 and finite",
         ),
     ],
 )
@@ -222,9 +222,9 @@ def test_the_json_schema_says_the_ranges(table: str, key: str, range_: dict[str,
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"clients": 0}, "problem.clients is 0, but must be a whole number of at least 1"),
-        ({"validation": 1.0}, "problem.validation is 1.0, but must be >= 0 and < 1"),
-        ({"weights": "size"}, "problem.weights is 'size', but must be one of 'uniform', 'samples'"),
+        ({"clients": 0}, "problem.clients: got 0, expected a whole number of at least 1"),
+        ({"validation": 1.0}, "problem.validation: got 1.0, expected >= 0 and < 1"),
+        ({"weights": "size"}, "problem.weights: got 'size', expected one of 'uniform', 'samples'"),
     ],
 )
 def test_a_problem_refuses_in_the_words_of_its_annotation(table: dict, words: str) -> None:

@@ -398,11 +398,11 @@ def test_a_run_that_diverges_is_told() -> None:
         ({"method": fa.FedADMM}, r"method is the class FedADMM, .* as in FedADMM\(...\)"),
         ({"model": "tree"}, "model: name: got 'tree'.*mlp"),
         ({"model": 7}, "model: got 7, expected a name, a module"),
-        ({"rounds": 0}, "rounds is 0, but must be a whole number of at least 1"),
-        ({"lr": "fast"}, "lr is 'fast', but must be a number > 0, or 'auto'"),
-        ({"lr": -1.0}, "SGD: lr is -1.0, but must be > 0"),
-        ({"participation": 0}, "participation is 0, but must be > 0 and <= 1"),
-        ({"preparation": "none"}, "preparation is 'none', but must be one of 'from-sums', 'as-is'"),
+        ({"rounds": 0}, "rounds: got 0, expected a whole number of at least 1"),
+        ({"lr": "fast"}, "lr: got 'fast', expected a number > 0, or 'auto'"),
+        ({"lr": -1.0}, "SGD: lr: got -1.0, expected > 0"),
+        ({"participation": 0}, "participation: got 0, expected > 0 and <= 1"),
+        ({"preparation": "none"}, "preparation: got 'none', expected one of 'from-sums', 'as-is'"),
         ({"regularizer": fa.L1(0.1), "method": "fedavg"}, "regularizer: got L1.*FedAvg"),
     ],
 )
@@ -452,7 +452,7 @@ def test_rows_that_cannot_be_are_refused() -> None:
     model.fit(x, y > 0, groups=site)
     with pytest.raises(ValueError, match="must name the clients that the run began with, site 0"):
         model.partial_fit(x[:42], y[:42] > 0, groups=site[:42])
-    with pytest.raises(ValueError, match=r"y holds .*2.*, but must hold classes that were known"):
+    with pytest.raises(ValueError, match=r"y holds .*2.*, expected classes that were known"):
         model.partial_fit(x, np.full(len(x), 2), groups=site)
 
 

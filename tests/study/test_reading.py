@@ -68,7 +68,7 @@ def test_tables_merge_unless_they_name_another_part() -> None:
 
 @pytest.mark.parametrize("text", ["rho", "=3", "a..b=3", ".=1"])
 def test_an_assignment_without_key_or_value_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--set is .*, but must be KEY=VALUE"):
+    with pytest.raises(ConfigError, match=r"--set: got .*, expected KEY=VALUE"):
         config.assignment(text)
 
 

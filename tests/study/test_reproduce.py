@@ -298,7 +298,7 @@ def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mine\.toml: is not TOML"):
         load(str(path))
     path.write_text("title = 'none'")
-    with pytest.raises(ConfigError, match=r"mine\.toml: source is missing, but must be text"):
+    with pytest.raises(ConfigError, match=r"mine\.toml: source: got nothing, expected text"):
         load(str(path))
 
 

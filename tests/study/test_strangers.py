@@ -83,7 +83,7 @@ def test_a_model_may_be_a_stranger_too() -> None:
 
 
 def test_a_mistake_in_a_strangers_table_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"local.solver.lr is -1.0, but must be > 0 and finite"):
+    with pytest.raises(ConfigError, match=r"local.solver.lr: got -1.0, expected > 0 and finite"):
         resolve(
             merged(SMALL, {"local": {"solver": {"name": "support.strangers:Solver", "lr": -1.0}}})
         )
@@ -101,10 +101,10 @@ def test_a_mistake_in_a_strangers_table_is_named() -> None:
         ("sampler", "no_such_module:X", r"cannot be imported \(No module named 'no_such_module'\)"),
         ("sampler", "support.strangers:Nobody", "cannot be imported .*'Nobody'.*current folder"),
         ("sampler", ":X", "cannot be imported"),
-        ("sampler", "support.strangers:Loose", "is a dataclass that can be changed, but must be"),
+        ("sampler", "support.strangers:Loose", "is a dataclass that can be changed, expected"),
         ("sampler", "support.strangers:perceptron", "is not a frozen dataclass"),
         ("sampler", "support.strangers:Empty", "not a subclass of fedadmm.core.sampling.Sampler"),
-        ("problem", "support.strangers:Empty", "has no load, but must have load"),
+        ("problem", "support.strangers:Empty", "has no load, expected load"),
         (
             "algorithm",
             "support.strangers:Empty",
@@ -126,7 +126,9 @@ def test_what_is_no_part_of_the_family_is_refused(family: str, name: str, messag
 
 def test_what_is_no_callback_is_refused() -> None:
     name = "support.strangers:Empty"
-    message = f"^callback.name is {name!r}, which is not a subclass of .*callbacks.Callback, but"
+    message = (
+        f"^callback.name is {name!r}, which is not a subclass of .*callbacks.Callback, expected"
+    )
     with pytest.raises(ConfigError, match=message):
         resolve(SMALL | {"callbacks": [{"name": name}]})
 

@@ -34,7 +34,7 @@ def test_a_grid_is_every_combination_and_lists_go_in_step() -> None:
 def test_axes_are_toml_or_strings() -> None:
     assert axis("algorithm.name=fedavg,fedprox", "--grid").values == ["fedavg", "fedprox"]
     assert axis("a=[1, 2]", "--grid").values == [1, 2]
-    with pytest.raises(ConfigError, match="--grid is 'a', but must be KEY=A,B"):
+    with pytest.raises(ConfigError, match="--grid: got 'a', expected KEY=A,B"):
         axis("a", "--grid")
     with pytest.raises(ConfigError, match=r"must be of one length, but are a \(1\), b \(2\)"):
         plan(SMALL, [], [SweptKey("a", [1]), SweptKey("b", [1, 2])])

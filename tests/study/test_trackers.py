@@ -116,7 +116,7 @@ def test_weights_and_biases_holds_every_round_offline(
             r"^callbacks\[0\].name is 'tensorbord', .*did you mean tensor",
         ),
         ([{"name": "no.such.module:Thing"}], "cannot be imported"),
-        (["tensorboard"], r"^callbacks\[0\] is 'tensorboard', but must be a table whose name is"),
+        (["tensorboard"], r"^callbacks\[0\]: got 'tensorboard', expected a table whose name is"),
         ([{"name": "diagnostics"}] * 2, "^callbacks: got 'diagnostics' twice"),
     ],
 )

@@ -169,9 +169,9 @@ def test_domain_errors_name_the_condition() -> None:
     error.match(naming("async_certificate alpha 0.9 n tau slack alpha_bar 0.8889"))
     with pytest.raises(ParameterError, match=naming("eta 0.6 eta_bar 0.5403")):
         async_certificate(20, 3, 1, 0.05, 1.0, 0.5, 0.6)
-    with pytest.raises(ParameterError, match="T is -1, but must be a whole number of at least 0"):
+    with pytest.raises(ParameterError, match="T: got -1, expected a whole number of at least 0"):
         async_certificate(20, 3, -1, 0.05, 1.0, 0.5, 0.1)
-    with pytest.raises(ParameterError, match="tau is -1"):
+    with pytest.raises(ParameterError, match="tau: got -1"):
         async_alpha_bar(4, -1)
     with pytest.raises(ParameterError, match=naming("async_certificate alpha 0.95 slack")):
         async_certificate(20, 3, 0, 0.05, 1.0, 0.95, 0.1, slack=1.0)

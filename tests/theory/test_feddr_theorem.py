@@ -151,11 +151,11 @@ def test_accuracies_sum_to_less_than_the_budget() -> None:
 def test_domain_errors_name_the_condition() -> None:
     with pytest.raises(ParameterError, match=naming("feddr_constants eta 0.5 0.25 alpha")):
         feddr_constants(2.0, 0.5, 1.0)
-    with pytest.raises(ParameterError, match=r"alpha is 2.0, but must be > 0 and < 2"):
+    with pytest.raises(ParameterError, match=r"alpha: got 2.0, expected > 0 and < 2"):
         feddr_eta_max(1.0, 2.0)
-    with pytest.raises(ParameterError, match=r"eta is 0.6, but must be > 0 and < 0.5"):
+    with pytest.raises(ParameterError, match=r"eta: got 0.6, expected > 0 and < 0.5"):
         feddr_alpha_max(2.0, 0.6)
-    with pytest.raises(ParameterError, match=r"eta is 0.5, but must be > 0 and < 0.5"):
+    with pytest.raises(ParameterError, match=r"eta: got 0.5, expected > 0 and < 0.5"):
         feddr_prox_start_excess(2.0, 0.5, 1.0)
-    with pytest.raises(ParameterError, match=r"p_hat is 1.5"):
+    with pytest.raises(ParameterError, match=r"p_hat: got 1.5"):
         feddr_constants(1.0, 0.1, 1.0, 1.5)

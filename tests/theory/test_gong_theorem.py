@@ -81,13 +81,13 @@ def test_domain_errors_name_the_condition() -> None:
         gong_constants(1.0, 1.0, 0.5)
     with pytest.raises(ParameterError, match="rho"):
         gong_constants(1.0, gong_rho_min(1.0), 0.5)
-    with pytest.raises(ParameterError, match=r"p_min is 0.0, but must be > 0 and <= 1"):
+    with pytest.raises(ParameterError, match=r"p_min: got 0.0, expected > 0 and <= 1"):
         gong_constants(1.0, 4.0, 0.0)
-    with pytest.raises(ParameterError, match="rounds is 0, but must be a whole number"):
+    with pytest.raises(ParameterError, match="rounds: got 0, expected a whole number"):
         gong_bound(1.0, 4.0, 0.5, 0, 1.0)
-    with pytest.raises(ParameterError, match=r"gap is -1.0, but must be >= 0"):
+    with pytest.raises(ParameterError, match=r"gap: got -1.0, expected >= 0"):
         gong_bound(1.0, 4.0, 0.5, 1, -1.0)
-    with pytest.raises(ParameterError, match="L is nan"):
+    with pytest.raises(ParameterError, match="L: got nan"):
         gong_rho_min(math.nan)
 
 
@@ -105,5 +105,5 @@ def test_table_one_by_hand() -> None:
     )
     everybody = table_one(0.01, 100, 100, 12.0, 3.0)
     assert (everybody["FedPD"], everybody["FedProx"]) == (100, math.inf)
-    with pytest.raises(ParameterError, match="epsilon is 0"):
+    with pytest.raises(ParameterError, match="epsilon: got 0"):
         table_one(0, 100, 10, 2.0, 3.0)

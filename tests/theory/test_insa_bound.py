@@ -19,5 +19,5 @@ def test_insa_bound_is_inverse_and_monotone(beta: float, c: float) -> None:
 
 
 def test_insa_domain_errors() -> None:
-    with pytest.raises(ParameterError, match=r"insa_sigma_bound: c is 0.0, but must be > 0"):
+    with pytest.raises(ParameterError, match=r"insa_sigma_bound: c: got 0.0, expected > 0"):
         insa_sigma_bound(1.0, 0.0)

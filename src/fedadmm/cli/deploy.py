@@ -80,7 +80,7 @@ def local(
     tree = config.run_only(tree)
     if csv:
         if target is None:
-            raise typer.BadParameter("--target is missing, but must name the column to predict")
+            raise typer.BadParameter("--target is missing, expected the column to predict")
         paths = [str(Path(one).resolve()) for one in csv]
         table = {"name": "table", "path": paths, "target": target}
         tree["problem"] = table | {"preparation": "from-sums", "weights": "samples"}
@@ -174,7 +174,7 @@ def init(
     tables = None
     if csv:
         if target is None:
-            raise typer.BadParameter("--target is missing, but must name the column to predict")
+            raise typer.BadParameter("--target is missing, expected the column to predict")
         paths = [str(Path(one).resolve()) for one in csv]
         tables = TableOptions(path=paths, target=target, preparation="from-sums")
     made = write_project(

@@ -151,7 +151,7 @@ def listed(text: str | None, option: str, kind: Callable[[str], Item], allowed: 
             return [kind(word) for word in words]
     except ValueError:
         pass
-    raise typer.BadParameter(f"{option} is {text!r}, but must be {allowed}")
+    raise typer.BadParameter(f"{option}: got {text!r}, expected {allowed}")
 
 
 def seed_list(text: str | None) -> list[int] | None:
@@ -235,7 +235,7 @@ def begin(
                 )
         return _begin(source, out, file, resume)
     if columns["target"] is None:
-        raise typer.BadParameter("--target is missing, but must name the column to predict")
+        raise typer.BadParameter("--target is missing, expected the column to predict")
     tree = config.of_problem("table") if source is None else config.read(source)
     table = {"name": "table", "path": list(files), "preparation": "from-sums"}
     table["weights"] = "samples"  # a site counts by its rows, as in the estimator
@@ -268,6 +268,6 @@ def _begin(source: str | None, out: Path | None, file: str, resume: bool) -> Tre
         raise typer.BadParameter("--resume needs the folder to go on with: --out FOLDER, or CONFIG")
     example = shlex.join(again(source="quickstart"))
     raise typer.BadParameter(
-        "CONFIG is missing, but must be a preset, a problem, a file or --out FOLDER; "
+        "CONFIG: got nothing, expected a preset, a problem, a file or --out FOLDER; "
         f"for example: {example}"
     )

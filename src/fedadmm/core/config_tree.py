@@ -44,7 +44,7 @@ def from_config(kind: type[Made], table: object, where: str = "", title: str = "
     `where` is the key of the table itself, `title` what messages call the class.
     """
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{where} is {_spelled(table)}, but must be a table")
+        raise ConfigError(f"{where}: got {_spelled(table)}, expected a table")
     annotations = annotations_of(cast(Any, kind))
     known = {field.name: annotations[field.name] for field in config_fields(kind)}
     for key in table:
@@ -56,14 +56,15 @@ def from_config(kind: type[Made], table: object, where: str = "", title: str = "
         required = field.default is MISSING and field.default_factory is MISSING
         if required and field.name not in given:
             wanted = allowed(known[field.name])
-            raise ConfigError(f"{_join(where, field.name)} is missing, but must be {wanted}")
+            raise ConfigError(f"{_join(where, field.name)}: got nothing, expected {wanted}")
     try:
         return kind(**given)
     except ParameterError as error:
-        # A class reports `Class: field is …` or `Class.field: got …`; the key replaces the class.
+        # A class reports `Class: field: got …` or `Class: field has …`; the key replaces the class.
         message = str(error)
         found = re.match(
-            r"\w+(: (?=\S+( \([^)]*\))? (is|has|adds?|names|must|needs)\b)|\.(?=[\w\[\]]+: got\b))",
+            r"\w+(: (?=\S+( \([^)]*\))? (is|has|adds?|names|must|needs)\b)"
+            r"|[.:] ?(?=[\w\[\]]+: got\b))",
             message,
         )
         if found is not None:
@@ -77,7 +78,7 @@ def part_from(family: str, table: object, where: str) -> Any:
     if not isinstance(table, Mapping):
         several = "one of " * (len(known) > 1)
         wanted = f"a table whose name is {several}{', '.join(known)}"
-        raise ConfigError(f"{where} is {_spelled(table)}, but must be {wanted}")
+        raise ConfigError(f"{where}: got {_spelled(table)}, expected {wanted}")
     if "name" not in table:
         raise ConfigError(f"{where}.name is missing; allowed: {', '.join(known)}")
     name = table["name"]

@@ -187,7 +187,7 @@ def check_shares(subject: str, shares: Sequence[Share], pinned: Mapping[int, byt
 
     clients = [share.client for share in shares]
     if clients != sorted(set(clients)):
-        raise StateError(f"the set names clients {clients}, but must name each once, in order")
+        raise StateError(f"the set names clients {clients}, expected each once, in order")
     for share in shares:
         if share.client not in pinned:
             raise StateError(f"the set holds client {share.client}, which this site does not know")

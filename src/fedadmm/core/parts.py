@@ -53,7 +53,7 @@ def check_one_each(owner: object, field: str, value: object, clients: int) -> No
     """Raise a ParameterError for a sequence without one entry per client."""
     if isinstance(value, Sequence) and len(value) != clients:
         raise ParameterError(
-            f"{type(owner).__name__}: {field} has {len(value)} entries, but must have one for each "
+            f"{type(owner).__name__}: {field} has {len(value)} entries, expected one for each "
             f"of the {clients} clients"
         )
 
@@ -196,14 +196,14 @@ def _unfit(kind: Any, wanted: type[Any]) -> str | None:
     if not isinstance(kind, type) or not is_dataclass(kind):
         return "is not a frozen dataclass, but must be: write @dataclass(frozen=True) above it"
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        return "is a dataclass that can be changed, but must be frozen"
+        return "is a dataclass that can be changed, expected a frozen one"
     abstract = sorted(getattr(kind, "__abstractmethods__", ()))
     if abstract:
         return f"leaves {', '.join(abstract)} open, but must define it"
     if wanted in kind.__mro__:
         return None
     if not getattr(wanted, "_is_protocol", False):
-        return f"is not a subclass of {wanted.__module__}.{wanted.__qualname__}, but must be one"
+        return f"is not a subclass of {wanted.__module__}.{wanted.__qualname__}, expected one"
     needed = [name for name in vars(wanted) if not name.startswith("_") or name == "__call__"]
     missing = [name for name in needed if not hasattr(kind, name)]
-    return f"has no {', '.join(missing)}, but must have {', '.join(needed)}" if missing else None
+    return f"has no {', '.join(missing)}, expected {', '.join(needed)}" if missing else None

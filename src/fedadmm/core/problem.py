@@ -191,7 +191,7 @@ class Problem(Part):
         """Return the initial vector for a seed."""
         if self.initial is None:
             raise ParameterError(
-                "simulate: initial is None, but must be a vector, because the problem has no "
+                "simulate: initial: got None, expected a vector, because the problem has no "
                 "initial vector of its own"
             )
         if callable(self.initial):
@@ -327,12 +327,12 @@ def _length(clients: Sequence[object]) -> int:
 def _check_client(index: int, client: object, length: int) -> None:
     if not isinstance(client, Objective):
         raise DataError(
-            f"Problem: client {index} is a {type(client).__name__}, but must be a "
+            f"Problem: client {index}: got a {type(client).__name__}, expected a "
             "fedadmm.Objective; let its class inherit from it"
         )
     if client.num_parameters != length:
         raise DataError(
-            f"Problem: client {index} has {client.num_parameters} parameters, but must have as "
+            f"Problem: client {index} has {client.num_parameters} parameters, expected as "
             f"many as client 0, {length}"
         )
     client.check()
@@ -342,7 +342,7 @@ def _normalised(weights: Sequence[float] | Tensor, clients: int) -> Tensor:
     values = torch.as_tensor(weights, dtype=torch.float64)
     if values.shape != (clients,):
         raise ParameterError(
-            f"Problem: weights has shape {tuple(values.shape)}, but must hold one number for each "
+            f"Problem: weights has shape {tuple(values.shape)}, expected one number for each "
             f"of the {clients} clients"
         )
     total = float(values.sum())

@@ -87,9 +87,7 @@ def check(owner: object, field: str, value: object, annotation: Any) -> None:
     if wrong is not None:
         name = owner if isinstance(owner, str) else type(owner).__name__
         given = shown(wrong.value)
-        raise ParameterError(
-            f"{name}: {field}{wrong.where} is {given}, but must be {wrong.allowed}"
-        )
+        raise ParameterError(f"{name}: {field}{wrong.where}: got {given}, expected {wrong.allowed}")
 
 
 def checked_arguments(function: Callable[Given, Made]) -> Callable[Given, Made]:

@@ -42,11 +42,11 @@ class Normalise:
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
             raise ParameterError(
-                f"Normalise: mean is {self.mean} and std {self.std}, but must be equally long"
+                f"Normalise: mean: got {self.mean} and std {self.std}, expected equal lengths"
             )
         if min(self.std) <= 0 or self.scale <= 0:
             raise ParameterError(
-                f"Normalise: std is {self.std} and scale {self.scale}, but must be > 0"
+                f"Normalise: std: got {self.std} and scale {self.scale}, expected > 0"
             )
 
     def __call__(self, batch: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Dataset:
         for part, values in (("inputs", self.inputs), ("targets", self.targets)):
             if not isinstance(values, Tensor):
                 raise DataError(
-                    f"{self.name}: {part} are {_kind(values)}, but must be a tensor, as "
+                    f"{self.name}: {part}: got {_kind(values)}, expected a tensor, as "
                     "torch.as_tensor makes of an array"
                 )
         samples = len(self.inputs)
@@ -136,7 +136,7 @@ class Dataset:
         if self.targets.dtype != torch.int64 or self.targets.ndim != 1:
             raise DataError(
                 f"{self.name}: class labels are {self.targets.dtype} of shape "
-                f"{tuple(self.targets.shape)}, but must be int64 of shape (samples,)"
+                f"{tuple(self.targets.shape)}, expected int64 of shape (samples,)"
             )
         low, high = int(self.targets.min()), int(self.targets.max())
         if low < 0 or high >= self.num_classes:
@@ -150,7 +150,7 @@ class Dataset:
             return
         if not isinstance(self.groups, np.ndarray) or self.groups.dtype.kind not in "iu":
             raise DataError(
-                f"{self.name}: groups are {_kind(self.groups)}, but must be an array of whole "
+                f"{self.name}: groups: got {_kind(self.groups)}, expected an array of whole "
                 "numbers that index group_names, as np.unique(groups, return_inverse=True) gives"
             )
         if self.groups.shape != (len(self),):

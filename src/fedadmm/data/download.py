@@ -253,7 +253,7 @@ def source(name: str) -> Source:
     for one in SOURCES.values():
         if name in (one.name, *one.aliases):
             return one
-    raise ParameterError(f"data: name is {name!r}, but must be one of {', '.join(sorted(SOURCES))}")
+    raise ParameterError(f"data: name: got {name!r}, expected one of {', '.join(sorted(SOURCES))}")
 
 
 def data_folder() -> Path | None:

@@ -302,7 +302,7 @@ def _values(column: NDArray[Any], name: str) -> NDArray[np.float64]:
             f"here too ({error})"
         ) from None
     if bool(np.isinf(values).any()):
-        raise DataError(f"table: {name!r} holds an infinity, but must hold finite numbers or gaps")
+        raise DataError(f"table: {name!r} holds an infinity, expected finite numbers or gaps")
     return values
 
 

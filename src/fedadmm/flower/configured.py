@@ -242,7 +242,7 @@ def _without_rows(config: Experiment, deployment: Deployment, apart: Sites) -> E
     weights = apart.preparation.samples if isinstance(apart, TableSites) else None
     if options["weights"] != "uniform" and weights is None:
         raise ConfigError(
-            "problem.weights is 'samples', but must be 'uniform', because the server does not know "
+            "problem.weights: got 'samples', expected 'uniform', because the server does not know "
             "how many rows each site has"
         )
     make = models.resolve(options["model"])
@@ -279,9 +279,7 @@ def _site(
 def alone(config: Experiment, apart: Sites, path: Any, number: int) -> Problem:
     """Return one site's problem from its own file."""
     if not isinstance(path, str):
-        raise ConfigError(
-            f"node-config: data is {path!r}, but must be the path of this site's file"
-        )
+        raise ConfigError(f"node-config: data: got {path!r}, expected the path of this site's file")
     return apart.load(config.problem, Path(path), number)
 
 

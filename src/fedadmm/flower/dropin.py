@@ -268,7 +268,7 @@ class DropIn:
             records = [r for r in reply.content.values() if isinstance(r, ArrayRecord)]
             if len(records) != 1:
                 raise CompatibilityError(
-                    f"the train function returned {len(records)} array records, but must return "
+                    f"the train function returned {len(records)} array records, expected "
                     "one, the model's state_dict"
                 )
             measured.update(_numbers("train", reply.content))

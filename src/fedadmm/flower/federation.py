@@ -164,12 +164,12 @@ class Federation:
             )
         if self.names is not None and len(set(self.names)) != self.clients:
             raise ParameterError(
-                f"Federation: names holds {len(set(self.names))} names, but must hold one for "
+                f"Federation: names holds {len(set(self.names))} names, expected one for "
                 f"each of the {self.clients} clients"
             )
         if self.experiment.aggregator.is_secure and self.ledger == "disk":
             raise ParameterError(
-                "Federation: ledger is 'disk', but must be 'none' with MaskedSum, which shows no "
+                "Federation: ledger: got 'disk', expected 'none' with MaskedSum, which shows no "
                 "single client's uploads, so that none can be taken out"
             )
         if self.take_out and self.experiment.aggregator.is_secure:
@@ -254,7 +254,7 @@ class Federation:
         if start is None:
             if precision not in _PRECISIONS:
                 raise StateError(
-                    f"precision is {precision[:40]!r}, but must be one of {', '.join(_PRECISIONS)}"
+                    f"precision: got {precision[:40]!r}, expected one of {', '.join(_PRECISIONS)}"
                 )
             start = torch.zeros(objective.num_parameters, dtype=getattr(torch, precision))
         return self._job(objective, start)
@@ -347,7 +347,7 @@ def check_deployable(experiment: Experiment) -> None:
     """Raise a ConfigError for options that a deployment does not support."""
     if experiment.tolerance is not None:
         raise ConfigError(
-            f"tolerance is {experiment.tolerance}, but must be 'none' in a deployment, because the "
+            f"tolerance: got {experiment.tolerance}, expected 'none' in a deployment, because the "
             "gradient mapping needs all clients' gradients"
         )
     measuring = [name_of(type(one)) for one in experiment.callbacks if one.measures]
@@ -358,11 +358,11 @@ def check_deployable(experiment: Experiment) -> None:
         )
     if experiment.evaluate.target != "global":
         target = experiment.evaluate.target
-        raise ConfigError(f"evaluate.target is {target!r}, but must be 'global' in a deployment")
+        raise ConfigError(f"evaluate.target: got {target!r}, expected 'global' in a deployment")
     if experiment.evaluate.clients:
-        raise ConfigError("evaluate.clients is true, but must be false in a deployment")
+        raise ConfigError("evaluate.clients: got true, expected false in a deployment")
     if experiment.evaluate.train:
-        raise ConfigError("evaluate.train is true, but must be false in a deployment")
+        raise ConfigError("evaluate.train: got true, expected false in a deployment")
 
 
 class RemoteObjective(Objective):

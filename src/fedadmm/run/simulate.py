@@ -451,11 +451,11 @@ def check_initial(initial: object, num_parameters: int) -> None:
     """Reject an invalid initial vector before the problem is converted to its precision."""
     if not isinstance(initial, Tensor):
         raise ParameterError(
-            f"simulate: initial is a {type(initial).__name__}, but must be a torch.Tensor"
+            f"simulate: initial: got a {type(initial).__name__}, expected a torch.Tensor"
         )
     if tuple(initial.shape) != (num_parameters,):
         raise ParameterError(
-            f"simulate: initial has shape {tuple(initial.shape)}, but must be ({num_parameters},)"
+            f"simulate: initial has shape {tuple(initial.shape)}, expected ({num_parameters},)"
         )
     if not initial.is_floating_point() or not bool(initial.isfinite().all()):
         raise ParameterError("simulate: initial must be a vector of finite floating-point numbers")

@@ -114,7 +114,7 @@ class ComparisonConfig:
 def _not_empty(owner: object, key: str, values: Sequence[Any]) -> None:
     if not values:
         raise ParameterError(
-            f"{type(owner).__name__}: {key} is {list(values)}, but must hold at least one"
+            f"{type(owner).__name__}: {key} is {list(values)}, expected at least one"
         )
 
 
@@ -236,7 +236,7 @@ def _cells(trees: Sequence[Tree], entries: Sequence[MethodConfig], tuned: bool) 
     labels = [label for label, _ in runs]
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(f"methods: label {label!r} is used twice, but must be unique")
+            raise ConfigError(f"methods: label: got {label!r} twice, expected different labels")
     names = folder_names(labels)
     return [
         Cell(label, run, label, folder=f"runs/{names[label]}", tuned=label if tuned else "")

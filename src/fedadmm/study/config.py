@@ -87,7 +87,7 @@ def read(source: str) -> Tree:
         path = path / CONFIG
         if not path.is_file():
             raise ConfigError(
-                f"'{source}' is a folder without {CONFIG}, but must be a run directory, a TOML "
+                f"'{source}': got a folder without {CONFIG}, expected a run directory, a TOML "
                 "file or a preset"
             )
     if not path.is_file() and source in known:
@@ -202,7 +202,7 @@ def assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path):
-        raise ConfigError(f"--set is {shown(text)}, but must be KEY=VALUE, as in algorithm.rho=0.1")
+        raise ConfigError(f"--set: got {shown(text)}, expected KEY=VALUE, as in algorithm.rho=0.1")
     return ".".join(path), plain_value(value.strip())
 
 
@@ -314,10 +314,10 @@ def _check_sizes(tree: Tree, where: str) -> None:
     largest = math.sqrt(torch.finfo(getattr(torch, precision)).max)
     for key, value in flattened(tree).items():
         if key in _MOST and isinstance(value, int) and value > _MOST[key]:
-            raise ConfigError(f"{where}{key} is {value}, but must be at most {_MOST[key]:.7g}")
+            raise ConfigError(f"{where}{key}: got {value}, expected at most {_MOST[key]:.7g}")
         of_part = any(key.startswith(f"{table}.") for table in TABLES)
         if isinstance(value, float) and abs(value) > largest and of_part:
             raise ConfigError(
-                f"{where}{key} is {value}, but must be at most {largest:.7g} in {precision}, so "
+                f"{where}{key}: got {value}, expected at most {largest:.7g} in {precision}, so "
                 "that products of two such numbers fit"
             )

@@ -52,7 +52,7 @@ def export(directory: Path, kind: str, out: Path | None = None) -> tuple[Path, i
     """Write the table and return its path and how many rows it has."""
     if kind not in TABLES:
         allowed = ", ".join((*TABLES, *MODELS))
-        raise ConfigError(f"--format is {kind!r}, but must be one of {allowed}")
+        raise ConfigError(f"--format: got {kind!r}, expected one of {allowed}")
     rows = [row for run in runs_below(directory) for row in _rows(run, directory)]
     if not rows:
         raise DataError(f"{directory}: holds no run with any round yet")
@@ -182,7 +182,7 @@ def export_model(
     if path.resolve() in (
         (directory / one).resolve() for one in (MODEL, STATE_DICT)[: 1 + own_app]
     ):
-        raise ConfigError(f"--out is '{path}', the run's own file, but must be another one")
+        raise ConfigError(f"--out is '{path}', the run's own file, expected another one")
     if own_app:
         return _of_own_app(directory, kind, path, last, client)
     restored = restore(directory, last, client)

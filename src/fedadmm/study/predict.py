@@ -40,7 +40,7 @@ def described(run: Path) -> dict[str, Any]:
     if not folder.holds_run:
         inside = runs_below(run)
         hint = f", such as {inside[0].path}" if inside else ""
-        raise DataError(f"{run}: holds no config.toml, but must be the folder of one run{hint}")
+        raise DataError(f"{run}: holds no config.toml, expected the folder of one run{hint}")
     problem, partition = config.read(str(run))["problem"], folder.partition()
     return {
         "problem": problem["name"],
@@ -69,7 +69,7 @@ class Predictor:
         ...         fa.Predictor(folder)
         ...     except fa.errors.DataError as error:
         ...         print(str(error).removeprefix(f"{folder}: "))
-        holds no config.toml, but must be the folder of one run
+        holds no config.toml, expected the folder of one run
     """
 
     def __init__(self, run: str | Path, last: bool = False) -> None:
@@ -163,7 +163,7 @@ class Predictor:
             missing = [name for name in wanted if name not in known]
             if missing:
                 raise DataError(
-                    f"the rows have no column {', '.join(map(repr, missing))}, but must have "
+                    f"the rows have no column {', '.join(map(repr, missing))}, expected "
                     f"{', '.join(wanted)} (they have {', '.join(map(str, known)) or 'no names'})"
                 )
             cells = {name: _column(rows[name]) for name in wanted}

@@ -172,7 +172,7 @@ class Recipe:
                 if place not in places:
                     raise ParameterError(
                         f"{setting.name}: tuned_at is {place!r}, "
-                        f"but must be one of {', '.join(places)}"
+                        f"expected one of {', '.join(places)}"
                     )
         if self.search is not None:
             for method in self.methods:

@@ -221,7 +221,7 @@ class RunDir:
         tensors = codec.read(path).tensors
         prefix = "last." if last and "last.params" in tensors else ""
         if f"{prefix}params" not in tensors:
-            raise DataError(f"{path}: holds {', '.join(sorted(tensors))}, but must hold params")
+            raise DataError(f"{path}: holds {', '.join(sorted(tensors))}, expected params")
         return Iterate(tensors[f"{prefix}params"], tensors.get(f"{prefix}buffers"))
 
     def close(self, summary: Summary) -> None:

@@ -46,7 +46,7 @@ def axis(text: str, option: str) -> SweptKey:
     """The axis of `key=a,b,c`; the values are TOML, or else strings."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
-        raise ConfigError(f"{option} is {text!r}, but must be KEY=A,B, as in algorithm.rho=0.1,1")
+        raise ConfigError(f"{option}: got {text!r}, expected KEY=A,B, as in algorithm.rho=0.1,1")
     try:
         parsed = toml_tables(f"values = [{values}]")["values"]
     except ValueError:

@@ -51,7 +51,7 @@ def lightning_loss(module: Any, batch: Any) -> Tensor:
     loss = found.get("loss") if isinstance(found, dict) else found
     if not isinstance(loss, Tensor):
         raise DataError(
-            f"lightning_loss: training_step returns {found!r:.80}, but must return the loss, or a "
+            f"lightning_loss: training_step returns {found!r:.80}, expected the loss, or a "
             "dict with it"
         )
     return loss
@@ -63,8 +63,8 @@ def lightning_metrics(module: Any, batch: Any) -> dict[str, float]:
         _step(module.validation_step, batch)
     if not logged:
         raise DataError(
-            f"lightning_metrics: validation_step of {type(module).__name__} logs nothing, but must "
-            "log its metrics with self.log"
+            f"lightning_metrics: validation_step of {type(module).__name__} logs nothing, "
+            "expected its metrics with self.log"
         )
     return {name: _number(name, value) for name, value in logged.items()}
 
@@ -95,6 +95,6 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise DataError(
-            f"lightning_metrics: {name} is a {type(value).__name__}, but must be one number, that "
+            f"lightning_metrics: {name}: got a {type(value).__name__}, expected one number, that "
             "of the batch"
         ) from None

@@ -178,13 +178,13 @@ class BatchObjective(ModuleObjective):
             loss = self.loss(self.flat.module, batch)
         except REFUSALS as error:
             raise DataError(
-                f"BatchObjective: loss fails on a batch of {_kind(batch)}, but must take what the "
+                f"BatchObjective: loss fails on a batch of {_kind(batch)}, expected what the "
                 f"batches hold ({reason(error)})"
             ) from error
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
             raise DataError(
-                f"BatchObjective: loss returns {given}, but must return one number, the mean over "
+                f"BatchObjective: loss returns {given}, expected one number, the mean over "
                 "the samples"
             )
         return loss.reshape(()), samples
@@ -278,7 +278,7 @@ def _means(
             if seen and values.keys() != totals.keys():
                 raise DataError(
                     f"BatchMetrics: metrics returns {', '.join(values) or 'nothing'} for a batch, "
-                    f"but must return the same for all, {', '.join(totals) or 'nothing'}"
+                    f"expected the same for all, {', '.join(totals) or 'nothing'}"
                 )
             totals = {name: totals.get(name, 0.0) + value for name, value in values.items()}
             seen += samples

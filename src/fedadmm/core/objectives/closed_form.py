@@ -66,9 +66,13 @@ class Quadratic(Objective):
                 "but A must be (D, D) and b (D,)"
             )
         if not bool(self.A.isfinite().all() and self.b.isfinite().all()):
-            raise DataError("Quadratic: A or b has NaN or infinite entries, but must be finite")
+            raise DataError(
+                "Quadratic: A or b has entries that are not finite, expected finite ones"
+            )
         if not torch.allclose(self.A, self.A.T, rtol=1e-6, atol=1e-8):
-            raise DataError("Quadratic: A is not symmetric, but must be")
+            raise DataError(
+                "Quadratic: A: got a matrix that is not symmetric, expected a symmetric one."
+            )
 
     @property
     def num_parameters(self) -> int:
@@ -109,7 +113,7 @@ class FeatureObjective(Objective):
         if self.features.ndim != 2 or self.targets.shape != self.features.shape[:1]:
             raise DataError(
                 f"{name}: features have shape {tuple(self.features.shape)} and targets "
-                f"{tuple(self.targets.shape)}, but must be (m, D) and (m,)"
+                f"{tuple(self.targets.shape)}, expected (m, D) and (m,)"
             )
         if self.targets.numel() == 0:
             raise DataError(f"{name}: no samples, but at least one is needed")
@@ -138,7 +142,7 @@ class _Linear(FeatureObjective):
         super().__post_init__()
         if self.ridge < 0:
             name = type(self).__name__
-            raise ParameterError(f"{name}: ridge is {self.ridge}, but must be >= 0")
+            raise ParameterError(f"{name}: ridge: got {self.ridge}, expected >= 0")
 
     @abstractmethod
     def _errors(self, x: Tensor, y: Tensor, params: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class FlatModule:
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise ParameterError(
-                f"module is {type(module).__name__} with no trainable parameter, but must have one"
+                f"module is {type(module).__name__} with no trainable parameter, expected one"
             )
         kinds = {(p.dtype, p.device) for _, p in trainable}
         if len(kinds) > 1:

@@ -80,7 +80,7 @@ def as_tensor(owner: object, field: str, value: object) -> Tensor:
         return torch.as_tensor(np.require(array, requirements=["C", "W"]))
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"{name}: {field} is a {type(value).__name__}, but must be a tensor, an array or lists "
+            f"{name}: {field}: got a {type(value).__name__}, expected a tensor, an array or lists "
             f"of numbers ({reason(error)})"
         ) from None
 
@@ -100,7 +100,7 @@ def check_fit(
     try:
         outputs = run(inputs[extremes])
     except REFUSALS as error:
-        raise DataError(f"{shown}, but must be what the module takes ({reason(error)})") from error
+        raise DataError(f"{shown}, expected what the module takes ({reason(error)})") from error
     shape = outputs.shape[1:] if isinstance(outputs, Tensor) else ()
     scores = shape[0] if classes and len(shape) == 1 else 1
     check_classes(owner, loss, targets, scores)
@@ -108,14 +108,14 @@ def check_fit(
         found = loss(outputs, targets[extremes])
     except REFUSALS as error:
         raise DataError(
-            f"{name}: targets are {_kind(targets)} each, but must be what the loss takes beside "
+            f"{name}: targets: got {_kind(targets)} each, expected what the loss takes beside "
             f"outputs of {_kind(outputs)} ({reason(error)})"
         ) from error
     if not isinstance(found, Tensor) or found.ndim or found.is_complex():
         given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         given = "a complex number" if given == "shape ()" else given
         raise DataError(
-            f"{name}: loss returns {given}, but must return one number, the mean over the samples"
+            f"{name}: loss returns {given}, expected one number, the mean over the samples"
         )
     return scores
 
@@ -133,7 +133,7 @@ def _check_range(name: str, targets: Tensor, most: int, why: str) -> None:
     wrong = targets[~((targets >= 0) & (targets <= most))]
     if len(wrong):
         raise DataError(
-            f"{name}: targets hold {wrong[0].item():g}, but must be in 0 … {most}, because {why}"
+            f"{name}: targets hold {wrong[0].item():g}, expected 0 … {most}, because {why}"
         )
 
 

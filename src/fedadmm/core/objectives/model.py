@@ -55,7 +55,7 @@ def prepared(inputs: Tensor, prepare: Prepare | None, flat: FlatModule) -> Tenso
 def samples_are_mixed(by: str) -> str:
     """Return why a model has no per-sample gradients."""
     return (
-        f"the model has {by}, through which samples act on each other, but must have none; use "
+        f"the model has {by}, through which samples act on each other, expected none; use "
         "GroupNorm or LayerNorm"
     )
 

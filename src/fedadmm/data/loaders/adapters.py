@@ -114,7 +114,7 @@ def from_hugging_face(
     else:
         rows = np.stack([columns[name] for name in several], axis=1)
     if rows.dtype.kind not in "uifb":
-        raise DataError(f"from_hugging_face: {inputs!r} holds {rows.dtype}, but must hold numbers")
+        raise DataError(f"from_hugging_face: {inputs!r} holds {rows.dtype}, expected numbers")
     if rows.dtype != np.uint8:
         rows = rows.astype(np.float32)
     return make_dataset(

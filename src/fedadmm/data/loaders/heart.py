@@ -136,7 +136,7 @@ def read_hospital(path: str | Path) -> Table:
     for number, row in enumerate(lines, 1):
         if len(row) != len(COLUMNS) + 1:
             raise DataError(
-                f"{path}: line {number} has {len(row)} values, but must have {len(COLUMNS) + 1}"
+                f"{path}: line {number} has {len(row)} values, expected {len(COLUMNS) + 1}"
             )
     try:
         values = [[np.nan if v.strip() == "?" else float(v) for v in row] for row in lines]

@@ -55,7 +55,7 @@ def _from_npz(path: Path) -> TrainTest:
     images, labels, writer = arrays["images"], arrays["labels"], arrays["writer"]
     split, duplicate = arrays["split"], arrays["is_dup"]
     if images.shape[1:] != (28, 28) or images.dtype != np.uint8:
-        raise DataError(f"{path}: images have shape {images.shape}, but must be (rows, 28, 28)")
+        raise DataError(f"{path}: images have shape {images.shape}, expected (rows, 28, 28)")
     for name in ("labels", "writer", "split", "is_dup"):
         if arrays[name].shape != (len(images),) or arrays[name].dtype.kind not in "iub":
             raise DataError(f"{path}: {name} must hold one whole number for each of the images")
@@ -150,7 +150,7 @@ def _user(path: Path, user: Any, data: dict[str, Any], count: Any) -> User:
         raise DataError(f"{path}: x or y of user {user!r} is not a table of numbers") from None
     if y.ndim != 1 or y.size != count or y.size == 0 or x.shape[1] != _PIXELS:
         raise DataError(
-            f"{path}: user {user!r} has x of shape {x.shape} and {y.size} labels, but must have "
+            f"{path}: user {user!r} has x of shape {x.shape} and {y.size} labels, expected "
             f"{count!r} rows of {_PIXELS} pixels"
         )
     if not bool(((x >= 0) & (x <= 1)).all()):

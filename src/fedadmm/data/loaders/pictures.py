@@ -132,7 +132,7 @@ def with_writers(rows: Dataset, table: NDArray[Any], path: Path) -> Dataset:
         DataError: The classes in the table are not those of the samples.
     """
     if table.ndim != 2 or table.shape[1] <= _WRITER_COLUMN or len(table) < len(rows):
-        raise DataError(f"{path}: has shape {table.shape}, but must be (≥ {len(rows)}, > 2)")
+        raise DataError(f"{path}: has shape {table.shape}, expected (≥ {len(rows)}, > 2)")
     table = table[: len(rows)]
     if not np.array_equal(table[:, 0], rows.labels):
         raise DataError(f"{path}: its classes are not those of {rows.name}, row by row")
@@ -208,8 +208,8 @@ def _images(
 ) -> Dataset:
     if pixels.shape[1:] != (32, 32, 3) or pixels.dtype != np.uint8 or labels.dtype.kind not in "iu":
         raise DataError(
-            f"{path}: holds images of shape {pixels.shape[1:]} and type {pixels.dtype}, but must "
-            "hold (32, 32, 3) of uint8 with whole-number labels"
+            f"{path}: holds images of shape {pixels.shape[1:]} and type {pixels.dtype}, "
+            "expected (32, 32, 3) of uint8 with whole-number labels"
         )
     return Dataset(
         torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))),

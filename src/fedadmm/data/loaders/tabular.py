@@ -152,7 +152,7 @@ def _read(
         if cells[name].shape != cells[names[0]].shape[:1]:
             raise DataError(
                 f"{path}: {names[0]} has shape {cells[names[0]].shape} and {name} "
-                f"{cells[name].shape}, but must be (rows, …) and (rows,)"
+                f"{cells[name].shape}, expected (rows, …) and (rows,)"
             )
         _reject_missing(cells[name], path, name)
     owners = np.full(len(cells[target]), path.name.split(".")[0])
@@ -176,7 +176,7 @@ def read_columns(
     """
     if path.name.endswith(".npz"):
         if gaps:
-            raise DataError(f"{path}: holds arrays, but must be CSV here")
+            raise DataError(f"{path}: holds arrays, expected CSV here")
         cells = read_npz(path, [])
     else:
         cells = _read_csv(path)

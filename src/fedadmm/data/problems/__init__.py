@@ -32,7 +32,7 @@ def options(name: str) -> type[NamedProblem]:
     """Return the options class of the problem with a name or alias."""
     chosen = FAMILIES["problem"].get(canonical(name))
     if chosen is None:
-        raise ParameterError(f"problem: name is {name!r}, but must be one of {', '.join(names())}")
+        raise ParameterError(f"problem: name: got {name!r}, expected one of {', '.join(names())}")
     return chosen
 
 

@@ -182,7 +182,7 @@ class InsaOptions(NamedProblem):
     def __post_init__(self) -> None:
         if self.rows % self.clients:
             raise ParameterError(
-                f"InsaOptions: rows is {self.rows}, but must be a multiple of the {self.clients} "
+                f"InsaOptions: rows: got {self.rows}, expected a multiple of the {self.clients} "
                 "clients"
             )
 

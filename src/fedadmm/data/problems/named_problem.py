@@ -437,8 +437,8 @@ def fit_loss(module: nn.Module, samples: Dataset) -> Loss:
         return cross_entropy
     wanted = "one number" if classes is None else f"{classes} scores"
     raise DataError(
-        f"{samples.name}: the model returns shape {tuple(outputs.shape)} for one sample, but must "
-        f"return {wanted} a sample"
+        f"{samples.name}: the model returns shape {tuple(outputs.shape)} for one sample, "
+        f"expected {wanted} a sample"
     )
 
 

@@ -65,7 +65,7 @@ def run_gateway(listen: str, superlink: str, keys: Path) -> None:
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"--listen is {listen!r}, but must be HOST:PORT, such as 0.0.0.0:9443")
+        raise ConfigError(f"--listen: got {listen!r}, expected HOST:PORT, such as 0.0.0.0:9443")
     files = Certificates.in_folder(keys)
     for path in files:
         if not path.is_file():

@@ -217,7 +217,7 @@ def _check_info(plain: Mapping[str, Plain], ceiling: float) -> None:
             continue
         largest = _LARGEST.get(name, ceiling)
         if not 0.0 <= value <= largest:
-            detail = f"{name} is {str(value)[:40]}, but must be in 0 … {largest:g}"
+            detail = f"{name}: got {str(value)[:40]}, expected 0 … {largest:g}"
             raise RefusedError(RefusalReason.RANGE, detail)
 
 

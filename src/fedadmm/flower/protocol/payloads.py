@@ -136,7 +136,7 @@ def _check_clipped(job: Job, message: Any, within: Tensor | None, bound: float) 
         )
     if within is not None and abs(float(within)) != 0.5:
         raise RefusedError(
-            RefusalReason.RANGE, f"upload.statistics is {float(within):g}, but must be -0.5 or 0.5"
+            RefusalReason.RANGE, f"upload.statistics: got {float(within):g}, expected -0.5 or 0.5"
         )
 
 
@@ -176,17 +176,17 @@ def check_like(template: object, packed: Packed, *, optional: bool = False) -> N
     names = set(packed.tensors)
     if not names <= wanted.tensors.keys() or not (optional or names >= wanted.tensors.keys()):
         held, must = _listed(packed.tensors), _listed(wanted.tensors)
-        raise RefusedError(RefusalReason.SHAPE, f"it holds {held}, but must hold {must}")
+        raise RefusedError(RefusalReason.SHAPE, f"it holds {held}, expected {must}")
     for name, got in packed.tensors.items():
         like = wanted.tensors[name]
         if got.dtype != like.dtype:
             raise RefusedError(
-                RefusalReason.DTYPE, f"{name} is {got.dtype}, but must be {like.dtype}"
+                RefusalReason.DTYPE, f"{name}: got {got.dtype}, expected {like.dtype}"
             )
         if got.shape != like.shape:
             raise RefusedError(
                 RefusalReason.SHAPE,
-                f"{name} is {tuple(got.shape)}, but must be {tuple(like.shape)}",
+                f"{name}: got {tuple(got.shape)}, expected {tuple(like.shape)}",
             )
     if packed.plain.keys() != wanted.plain.keys():
         held, must = _listed(packed.plain), _listed(wanted.plain)
@@ -196,7 +196,7 @@ def check_like(template: object, packed: Packed, *, optional: bool = False) -> N
         if type(value) is not kind:
             raise RefusedError(
                 RefusalReason.DTYPE,
-                f"{name} is {type(value).__name__}, but must be {kind.__name__}",
+                f"{name}: got {type(value).__name__}, expected {kind.__name__}",
             )
         if isinstance(value, str) and len(value) > LONGEST_TEXT:
             raise RefusedError(

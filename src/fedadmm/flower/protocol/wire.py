@@ -231,7 +231,7 @@ def signer(path: Path) -> Sign:
             f"run-config: operator-key is '{path}', but cannot be read ({error})"
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"run-config: operator-key is '{path}', but must be an Ed25519 key")
+        raise ConfigError(f"run-config: operator-key: got '{path}', expected an Ed25519 key")
 
     def sign(content: RecordDict) -> None:
         content.pop(SIGNATURE, None)

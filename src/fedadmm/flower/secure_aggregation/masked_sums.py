@@ -151,7 +151,7 @@ class MaskedSumRequest:
         if reply.kind is ReplyKind.DECLINED and reply.task == task.id:
             raise RefusedError(RefusalReason.DECLINED, reply.reason)
         if reply.kind is not ReplyKind.MASKED:
-            raise RefusedError(RefusalReason.PROTOCOL, f"kind is {reply.kind}, but must be masked")
+            raise RefusedError(RefusalReason.PROTOCOL, f"kind: got {reply.kind}, expected masked")
         check_answers(ledger, task, reply, body)
         words = from_body(body, self._point, self._length)
         return self._ready[task.client]._replace(words=words)

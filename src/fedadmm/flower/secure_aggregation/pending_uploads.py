@@ -92,7 +92,7 @@ def client_of(node: Mapping[str, Any]) -> int:
     number: Any = node.get("partition-id")
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(
-            f"node-config: partition-id is {number!r}, but must be the number of this client, as "
+            f"node-config: partition-id: got {number!r}, expected the number of this client, as "
             "in --node-config 'partition-id=0 state-dir=\"/var/lib/fedadmm\"'"
         )
     return number
@@ -122,7 +122,7 @@ def _beside_state(node: Mapping[str, Any], name: str) -> Path:
         return Path(given)
     if given is None and isinstance(state, str):
         return Path(state).parent / FILES[name]
-    raise ConfigError(f"node-config: {name} is {given!r}, but must be the path of a file")
+    raise ConfigError(f"node-config: {name}: got {given!r}, expected the path of a file")
 
 
 def _text(path: Path) -> str:

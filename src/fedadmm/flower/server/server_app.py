@@ -90,7 +90,7 @@ def configured(federation: Federation, config: Mapping[str, Any]) -> Federation:
         named = str(config.get(name, "")).replace(",", " ").split()
         if not all(one.isdecimal() and int(one) < federation.clients for one in named):
             raise ConfigError(
-                f"run-config: {name} is {config[name]!r}, but must be client numbers below "
+                f"run-config: {name}: got {config[name]!r}, expected client numbers below "
                 f'{federation.clients}, as in {name}="2,5"'
             )
         field = name.replace("-", "_")
@@ -103,7 +103,7 @@ def endpoint(context: Context, watched: RunMonitor) -> AbstractContextManager[ob
     """Return the status endpoint on the port in the run configuration, or a null context."""
     port = context.run_config.get("status-port", 0)
     if type(port) is not int:
-        raise ConfigError(f"run-config: status-port is {port!r}, but must be a port, or 0 for none")
+        raise ConfigError(f"run-config: status-port: got {port!r}, expected a port, or 0 for none")
     return StatusEndpoint(port, watched) if port else nullcontext()
 
 
@@ -112,7 +112,7 @@ def run_folder(context: Context) -> Path:
     folder = context.run_config.get("run-dir")
     if not isinstance(folder, str) or not folder:
         raise ConfigError(
-            f"run-config: run-dir is {folder!r}, but must be a folder of the server, as in "
+            f"run-config: run-dir: got {folder!r}, expected a folder of the server, as in "
             "flwr run . NAME --run-config 'run-dir=\"/var/lib/fedadmm/run\"'"
         )
     return Path(folder)

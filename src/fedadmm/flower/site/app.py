@@ -498,7 +498,7 @@ def state_base(context: Context, content: RecordDict) -> Path:
     base = context.node_config.get(STATE_DIR, told)
     if not isinstance(base, str) or not base:
         raise ConfigError(
-            f"node-config: state-dir is {base!r}, but must be a folder of this site that survives "
+            f"node-config: state-dir: got {base!r}, expected a folder of this site that survives "
             "restarts, because the client's state is kept there"
         )
     return Path(base)

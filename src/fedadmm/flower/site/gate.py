@@ -452,7 +452,7 @@ def left(base: Path) -> Iterator[dict[str, Any]]:
 def _folders(base: Path) -> list[Path]:
     found = [base / name for name in atomic_files.names(base) if re.fullmatch(r"ledger_\d+", name)]
     if not found:
-        raise ConfigError(f"STATE is '{base}', but must be the state-dir of a site that was asked")
+        raise ConfigError(f"STATE: got '{base}', expected the state-dir of a site that was asked")
     return found
 
 

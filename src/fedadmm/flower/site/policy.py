@@ -92,7 +92,7 @@ class SitePolicy:
                 )
         if key is not None and not _is_digits(key):
             raise ParameterError(
-                f"SitePolicy: server_key is {key!r}, but must be 64 hexadecimal digits, as in "
+                f"SitePolicy: server_key: got {key!r}, expected 64 hexadecimal digits, as in "
                 "keys/operator.pub of the server"
             )
 

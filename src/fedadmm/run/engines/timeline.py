@@ -268,7 +268,7 @@ def _entry(path: str, number: int, row: list[str]) -> tuple[int, float]:
         client, seconds = int(row[0]), float(row[1])
     except (IndexError, ValueError):
         raise DataError(
-            f"{path}: line {number} is {','.join(row)!r}, but must be client,seconds"
+            f"{path}: line {number}: got {','.join(row)!r}, expected client,seconds"
         ) from None
     if client < 0 or not 0.0 < seconds < math.inf:
         raise DataError(

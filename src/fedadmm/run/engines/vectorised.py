@@ -311,11 +311,11 @@ def stacking_obstacle(job: Job) -> str | None:
     stacks = isinstance(job.solver, IterativeSolver) and job.solver.stacks
     if job.algorithm.requirements.local.local_solve and not stacks:
         names = names_of("solver", lambda kind: getattr(kind, "stacks", False))
-        return f"the solver is {type(job.solver).__name__}, but must be {names}"
+        return f"the solver: got {type(job.solver).__name__}, expected {names}"
     client: Any = job.problem.clients[0]
     if type(client) not in KINDS:
         kinds = ", ".join(kind.__name__ for kind in KINDS)
-        return f"the clients' objectives are {type(client).__name__}, but must be one of {kinds}"
+        return f"the clients' objectives: got {type(client).__name__}, expected one of {kinds}"
     if not isinstance(job.problem.clients, LazyClients):  # these are drawn alike, at a cost
         for other in job.problem.evenly(COMPARED):
             if not _alike(client, job.problem.clients[other]):
@@ -323,7 +323,7 @@ def stacking_obstacle(job: Job) -> str | None:
     if not isinstance(client, ModelObjective):
         return None
     if client.flat.buffers() is not None:
-        return "the model has buffers, but must have none (BatchNorm statistics do not stack)"
+        return "the model has buffers, expected none (BatchNorm statistics do not stack)"
     if client.is_random:
         return "the model draws random numbers in training, but must not (dropout does not stack)"
     return _trial(client, job.initial)

@@ -82,7 +82,7 @@ class VirtualTime(EngineChoice):
             raise ParameterError("VirtualTime: trace is None, but compute='trace' needs a file")
         if self.concurrency is not None and self.mode == "async" and self.concurrency < self.buffer:
             raise ParameterError(
-                f"VirtualTime: concurrency is {self.concurrency}, but must be at least "
+                f"VirtualTime: concurrency: got {self.concurrency}, expected at least "
                 f"buffer={self.buffer}, or a step never gets all its updates"
             )
         if self.max_staleness is None and self.policy != "accept":

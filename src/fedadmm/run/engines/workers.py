@@ -76,7 +76,7 @@ class Workers(EngineChoice):
     def start(self, job: Job, store: ClientRecords) -> Engine:
         if job.initial.device.type != "cpu":
             raise CompatibilityError(
-                f"Workers: the parameters are on {job.initial.device}, but must be on the CPU; "
+                f"Workers: device: got {job.initial.device}, expected the CPU; "
                 "use Vectorised or Sequential"
             )
         count = self.workers if self.workers is not None else usable_cores()

@@ -167,7 +167,7 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
     ) -> None:
         if samples.y.dtype.kind == "O" and any(map(is_gap, samples.y)):
             raise ParameterError(
-                f"{type(self).__name__}: y has a gap, but must hold a class for every sample"
+                f"{type(self).__name__}: y has a gap, expected a class for every sample"
             )
         check_classification_targets(samples.y)
         self.classes_ = np.unique(samples.y if classes is None else column_or_1d(classes))
@@ -180,7 +180,7 @@ class FederatedClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise ParameterError(
-                f"{type(self).__name__}: y holds {unknown[0]!r}, but must hold classes that were "
+                f"{type(self).__name__}: y holds {unknown[0]!r}, expected classes that were "
                 f"known when the run began: {', '.join(map(str, self.classes_))}"
             )
         return torch.from_numpy(np.searchsorted(self.classes_, y))

@@ -224,7 +224,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             self._learn(samples, categories(X), classes)
         elif samples.names != tuple(self.clients_):
             raise ParameterError(
-                f"{owner}: groups names {', '.join(samples.names)}, but must name the clients that "
+                f"{owner}: groups names {', '.join(samples.names)}, expected the clients that "
                 f"the run began with, {', '.join(self.clients_)}"
             )
         problem = self._problem(samples)
@@ -305,7 +305,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             return self.lr
         if self.lr != "auto":
             raise ParameterError(
-                f"{type(self).__name__}: lr is {self.lr!r}, but must be a number > 0, or 'auto'"
+                f"{type(self).__name__}: lr: got {self.lr!r}, expected a number > 0, or 'auto'"
             )
         smoothness = estimate_constants(problem, start, seed=self._seed).smoothness
         return 1.0 if smoothness <= 0.5 else 0.5 / smoothness
@@ -505,7 +505,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         unknown = sorted({*names.tolist()} - {*self._own})
         if unknown:
             raise ParameterError(
-                f"{owner}: groups names {unknown[0]!r}, but must name clients that have taken "
+                f"{owner}: groups names {unknown[0]!r}, expected clients that have taken "
                 f"part: {', '.join(self._own)}"
             )
         outputs: list[Tensor] = [inputs] * len(inputs)
@@ -583,7 +583,7 @@ def write_page(
     folder = RunDir(directory)
     if folder.can_be_drawn and "estimator" not in folder.config():
         raise ParameterError(
-            f"report: directory is '{directory}', which holds a run of another kind, but must be a "
+            f"report: directory is '{directory}', which holds a run of another kind, expected a "
             "new folder or one that `report` has written"
         )
     create(directory)
