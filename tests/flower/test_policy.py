@@ -80,7 +80,7 @@ def test_a_run_that_all_sites_decline_says_why(tmp_path):
     for client in range(4):
         agree(grid, "other_sites = 9", client)
     with pytest.raises(
-        fa.errors.EngineError, match=r"in a row \(declined: other_sites is 9 in this site's"
+        fa.errors.EngineError, match=r"clients 0, 1, 2, 3: declined: other_sites is 9"
     ):
         run_through(settings, grid, tmp_path)
 
