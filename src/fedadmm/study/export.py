@@ -282,7 +282,7 @@ def _onnx(restored: Restored) -> tuple[bytes, dict[str, Any]]:
         import onnxscript  # noqa: F401 - torch needs it
     except ImportError as error:
         raise ConfigError(
-            f"--format is 'onnx', which is not installed ({error}); pip install 'fedadmm[onnx]'"
+            f"ONNX needs packages that are not installed ({error}); pip install 'fedadmm[onnx]'"
         ) from None
     if restored.rows is None:
         raise DataError(
