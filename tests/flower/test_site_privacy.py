@@ -85,9 +85,7 @@ def test_a_new_run_does_not_reset_what_a_site_has_spent(tmp_path):
     assert said[:2] == ["update", "update"]
     for refusal in said[2:]:
         assert f"budget is {budget:g} over all runs, but a round has 6 noised steps" in refusal
-        assert (
-            f"after 12 with its samples, and epsilon would be {spent[2]:.4g}" in refusal
-        )
+        assert f"after 12 with its samples, and epsilon would be {spent[2]:.4g}" in refusal
     (path,) = (tmp_path / "site-0").rglob("account.json")
     assert path.parent.parent == tmp_path / "site-0"
     assert json.loads(path.read_text()) == {
