@@ -53,7 +53,7 @@ def equal_to_simulate(stage, names):
 
 
 def test_with_tls_and_keys_equal_to_simulate(tmp_path):
-    stage = Stage(tmp_path, clients=2, tls=True)
+    stage = Stage(tmp_path, clients=3, tls=True)
     with stage.ground as ground:
         ground.start()
         equal_to_simulate(stage, ["fedadmm-insa"])
