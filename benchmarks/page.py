@@ -172,8 +172,12 @@ def draw(documents: Sequence[Document], path: Path) -> None:
             ends.append([one[2] - one[0] for one in points.values()])
             plot.errorbar(middle, list(points), xerr=ends, fmt="o", color=colour, label=title)
         plot.set(xscale="log", xlabel="time of the others / time of fedadmm")
+        ticks = (0.5, 1, 2, 5, 10, 20, 50, 100)
+        plot.set_xticks(ticks, map(str, ticks))
+        plot.minorticks_off()
         plot.set_yticks(range(len(names)), names)
-        plot.legend(loc="best", fontsize=8)
+        plot.margins(y=0.15)
+        figure.legend(loc="outside upper center", ncols=len(PEERS), fontsize=8)
         return figure
 
     write(made, path)
