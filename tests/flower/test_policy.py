@@ -89,8 +89,8 @@ def test_a_run_that_all_sites_decline_says_why(tmp_path):
     ("text", "sentence"),
     [
         ("evalutions = 3", "evalutions is not a key of .*did you mean evaluations"),
-        ("evaluations = -1", "evaluations is -1, but must be"),
-        ('server_key = "ab"', "server_key is 'ab', but must be 64 hexadecimal digits"),
+        ("evaluations = -1", "evaluations: got -1, expected"),
+        ('server_key = "ab"', "server_key: got 'ab', expected 64 hexadecimal digits"),
         ("epsilon = [", "is not TOML"),
     ],
 )
