@@ -176,6 +176,11 @@ def one_liar() -> str:
     return f"{markdown([head, *rows])}\n\n{note}"
 
 
+def hospitals_private() -> str:
+    """Return the configuration of the private federation."""
+    return f"```toml\n{(ROOT / 'examples/hospitals_private.toml').read_text('utf-8')}```"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "participation-rate": participation_rate,
     "hospitals": hospitals,
@@ -183,6 +188,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10": cifar10,
     "attacks": attacks,
     "inversion": inversion,
+    "hospitals-private": hospitals_private,
     "one-liar": one_liar,
     **{
         path.stem: lambda name=path.stem: stored(name)  # type: ignore[misc]

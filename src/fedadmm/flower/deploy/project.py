@@ -345,8 +345,8 @@ END
 
 `identity` is a site's own, and `peers.json` lists whom it may be summed with under masks, for an
 app with `aggregator=fa.MaskedSum()` and `ledger="none"`.  Sites that do not trust whoever ran
-`deploy init` make an identity themselves (`fedadmm deploy identity .`) and exchange the lines that
-it prints without the server.
+`deploy init` delete both files, make an identity themselves (`fedadmm deploy identity .`) and
+exchange the lines that it prints without the server (`--peer`).
 
 Carry `sites/client-I` to site I (and nowhere else), put the site's rows into it as `rows.csv`, and
 leave it running; for client 0, in its folder:
