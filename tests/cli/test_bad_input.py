@@ -127,7 +127,7 @@ def test_run_says_what_is_wrong(
         ),
         (
             ("compare", "quickstart", "--seeds", "1,,2"),
-            "Invalid value: --seeds is '1,,2', expected",
+            "Invalid value: --seeds: got '1,,2', expected",
         ),
         (("compare", "quickstart", "--set", "seeds=[]"), "seeds is [], expected at least one"),
         (("sweep", "quickstart", "--grid", "rounds"), "--grid: got 'rounds', expected KEY=A,B"),

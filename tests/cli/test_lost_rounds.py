@@ -71,7 +71,7 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path):
 ROWS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 BINARY = torch.nn.functional.binary_cross_entropy_with_logits
 WRONG = {
-    "truth values": (ROWS[:, 0] > 0, BINARY, "targets are shape () and type bool each, expected"),
+    "truth values": (ROWS[:, 0] > 0, BINARY, "targets: got shape () and type bool each, expected"),
     "a complex loss": (
         ROWS[:, 0],
         lambda outputs, targets: ((outputs - targets) * 1j).mean(),

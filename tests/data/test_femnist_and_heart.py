@@ -40,14 +40,14 @@ def test_leaf_folders_as_leaf_writes_them(tmp_path: Path) -> None:
         (b'{"user_data": {}}', "equally long lists"),
         (b'{"user_data": {}, "users": ["a"], "num_samples": []}', "equally long lists"),
         (b'{"user_data": {}, "users": ["a"], "num_samples": [1]}', "'a' has no x and y"),
-        (leaf_bytes({"a": ([picture(0.5)], [1, 2])}), "not a table of numbers|must have"),
+        (leaf_bytes({"a": ([picture(0.5)], [1, 2])}), "not a table of numbers|expected 2 rows"),
         (leaf_bytes({"a": ([[0.5] * 10], [1])}), "rows of 784 pixels"),
         (leaf_bytes({"a": ([picture(0.5)], [62])}), "label that is none of"),
         (leaf_bytes({"a": ([picture(0.5)], [1.5])}), "label that is none of"),
         (leaf_bytes({"a": ([picture(float("nan"))], [1])}), "no number from 0 to 1"),
         (leaf_bytes({"a": ([picture(2.0)], [1])}), "no number from 0 to 1"),
         (leaf_bytes({"a": ([["x"] * 784], [1])}), "not a table of numbers"),
-        (leaf_bytes({"a": ([], [])}), "not a table of numbers|must have"),
+        (leaf_bytes({"a": ([], [])}), "not a table of numbers|expected 2 rows"),
     ],
 )
 def test_a_damaged_leaf_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

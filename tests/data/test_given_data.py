@@ -229,7 +229,7 @@ def test_a_deployment_refuses_a_wrong_seed(seed: Any) -> None:
 def test_a_problem_refuses_a_word_for_its_regularizer() -> None:
     client = fa.Quadratic(torch.eye(2), torch.zeros(2))
     with pytest.raises(
-        fa.errors.ParameterError, match=r"^Problem: regularizer: got 'l1', expected of the"
+        fa.errors.ParameterError, match=r"^Problem: regularizer: got 'l1', expected an"
     ):
         fa.Problem([client], "l1")  # type: ignore[arg-type]
 
@@ -251,7 +251,7 @@ def test_a_kind_of_rows_is_tried_once_and_classes_always_looked_at() -> None:
         client(LABELS + 1).check()
     client(loss=nn.CrossEntropyLoss(label_smoothing=0.1)).check()
     assert len(tried) == 2, "another loss"
-    with pytest.raises(fa.errors.DataError, match="must be what the module takes"):
+    with pytest.raises(fa.errors.DataError, match="expected what the module takes"):
         client(inputs=ROWS[:, :3]).check()
-    with pytest.raises(fa.errors.DataError, match="must be what the loss takes"):
+    with pytest.raises(fa.errors.DataError, match="expected what the loss takes"):
         client(ROWS).check()

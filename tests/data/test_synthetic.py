@@ -107,5 +107,5 @@ def test_insa_clients_are_reproducible_and_their_loss_is_half_mse_plus_ridge() -
     w = torch.randn(6)
     expected = ((first.features @ w - first.targets) ** 2).mean() / 2 + 0.15 * (w @ w)
     torch.testing.assert_close(first.value(w), expected)
-    with pytest.raises(ParameterError, match="must be a multiple of the 3 clients"):
+    with pytest.raises(ParameterError, match="expected a multiple of the 3 clients"):
         InsaOptions(clients=3, rows=20)

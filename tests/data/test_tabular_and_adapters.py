@@ -193,7 +193,7 @@ def test_a_hugging_face_dataset() -> None:
         from_hugging_face([1, 2], inputs="z", target="y")
     with pytest.raises(DataError, match="column 'a' is ragged"):
         from_hugging_face(InMemory({"a": [[1], [1, 2]], "y": [0, 1]}), inputs="a", target="y")
-    with pytest.raises(DataError, match="must hold numbers"):
+    with pytest.raises(DataError, match="expected numbers"):
         from_hugging_face(InMemory({"a": ["u", "v"], "y": [0, 1]}), inputs="a", target="y")
 
 

@@ -495,7 +495,7 @@ def test_a_divergence_keeps_the_last_good_round_to_go_on_from(tmp_path):
 
 @pytest.mark.parametrize("word", ["x", "4", "-1"])
 def test_only_clients_can_be_left_out(word):
-    with pytest.raises(fa.errors.ConfigError, match="must be client numbers below 4"):
+    with pytest.raises(fa.errors.ConfigError, match="expected client numbers below 4"):
         configured(federation(fa.FedAvg()), {"leave-out": word})
 
 

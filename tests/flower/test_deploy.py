@@ -275,7 +275,7 @@ def test_a_deployed_summary_tells_the_fitted_penalty(tmp_path, monkeypatch):
     [
         ({"tolerance": 0.1}, "tolerance: got 0.1"),
         ({"evaluate": {"target": "local"}}, "evaluate.target"),
-        ({"evaluate": {"train": True}}, "evaluate.train is true"),
+        ({"evaluate": {"train": True}}, "evaluate.train: got true"),
         ({"callbacks": [{"name": "diagnostics"}]}, "callbacks: got diagnostics"),
     ],
 )

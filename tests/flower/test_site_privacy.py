@@ -301,7 +301,7 @@ def test_a_nodes_own_word_comes_before_the_apps():
     policy = SitePolicy(evaluations=5)
     assert policy.configured({}) == policy
     assert policy.configured({"evaluations": 0, "partition-id": 1}) == SitePolicy()
-    with pytest.raises(ConfigError, match="node-config: SitePolicy: evaluations is -1"):
+    with pytest.raises(ConfigError, match="node-config: SitePolicy: evaluations: got -1"):
         policy.configured({"evaluations": -1})
     with pytest.raises(ConfigError, match="evaluations_with_noise: got 'yes'"):
         policy.configured({"evaluations-with-noise": "yes"})

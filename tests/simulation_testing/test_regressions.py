@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ def test_events_that_a_crash_tore_are_left_out(tmp_path: Path) -> None:
         record = made(1) | {"network": {"events": [{"reason": "norm"}]}}
         directory(RoundReport(None, record, (), None))  # type: ignore[arg-type]
         assert read_events(tmp_path) == [{"reason": "lost"}, {"reason": "norm"}]
+
+
+def test_a_damaged_summary_does_not_stop_a_server(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_bytes(b'{"code": "run')
+    federation = make(0).federation
+    directory = RunRecorder(tmp_path, federation)
+    directory(RoundReport(None, made(1), (), None))  # type: ignore[arg-type]
+    assert directory.rounds == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["code"] == "running"
 
 
 def test_after_the_first_round_with_everybody_new_tasks_go_out_at_once() -> None:

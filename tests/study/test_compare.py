@@ -113,7 +113,7 @@ def test_a_mistake_in_a_method_names_the_method() -> None:
         plan(TREE | {"methods": [wrong]})
     with pytest.raises(ConfigError, match=r"methods\[0\].labl is not a key of methods\[0\]; did y"):
         plan(TREE | {"methods": [{"labl": "x"}]})
-    with pytest.raises(ConfigError, match="label 'fedadmm' is used twice"):
+    with pytest.raises(ConfigError, match="label: got 'fedadmm' twice"):
         plan(TREE | {"methods": [{}, {}]})
 
 

@@ -395,7 +395,7 @@ def test_a_run_that_diverges_is_told() -> None:
             {"method": "support.strangers:Needing"},
             r"method is 'support.strangers:Needing', which has no usual size; .*Needing\(size=…\)",
         ),
-        ({"method": fa.FedADMM}, r"method is the class FedADMM, .* as in FedADMM\(...\)"),
+        ({"method": fa.FedADMM}, r"method: got the class FedADMM, .* as in FedADMM\(...\)"),
         ({"model": "tree"}, "model: name: got 'tree'.*mlp"),
         ({"model": 7}, "model: got 7, expected a name, a module"),
         ({"rounds": 0}, "rounds: got 0, expected a whole number of at least 1"),
@@ -450,7 +450,7 @@ def test_rows_that_cannot_be_are_refused() -> None:
     with pytest.raises(DataError, match=r"'x0' holds 150 different words.*X\.drop"):
         model.set_params(clients=5).fit(names, np.arange(150) % 2)
     model.fit(x, y > 0, groups=site)
-    with pytest.raises(ValueError, match="must name the clients that the run began with, site 0"):
+    with pytest.raises(ValueError, match="expected the clients that the run began with, site 0"):
         model.partial_fit(x[:42], y[:42] > 0, groups=site[:42])
     with pytest.raises(ValueError, match=r"y holds .*2.*, expected classes that were known"):
         model.partial_fit(x, np.full(len(x), 2), groups=site)

@@ -112,4 +112,4 @@ def test_the_command_says_what_it_wrote(folder: Path, tmp_path: Path) -> None:
     assert told.stdout == f"round {best}, chosen by test_accuracy  {out}\n"
     assert "last model" in call("export", folder, "--format", "state-dict", "--last").stdout
     bad = call("export", folder, "--format", "keras")
-    assert "must be one of csv, jsonl, state-dict, safetensors, onnx" in bad.stderr
+    assert "expected one of csv, jsonl, state-dict, safetensors, onnx" in bad.stderr

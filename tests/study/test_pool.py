@@ -27,7 +27,7 @@ def test_a_worker_that_dies_is_reported_and_none_is_left(tmp_path: Path) -> None
 def test_a_refusal_in_a_worker_reaches_the_caller(tmp_path: Path) -> None:
     chosen = resolve(SMALL | {"device": "abacus"})
     jobs = [PlannedRun(f"run {i}", chosen, tmp_path / str(i)) for i in range(2)]
-    with pytest.raises(ConfigError, match="device: got 'abacus'"):
+    with pytest.raises(ConfigError, match="device is 'abacus'"):
         run_planned(jobs, 2)
 
 

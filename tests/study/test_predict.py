@@ -178,7 +178,7 @@ def test_a_changed_description_is_rejected_with_its_file_and_field(
 def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
     place = run(tmp_path)
     with pytest.raises(
-        fa.errors.DataError, match=f"must be the folder of one run, such as {place}"
+        fa.errors.DataError, match=f"expected the folder of one run, such as {place}"
     ):
         fa.Predictor(tmp_path)
     with pytest.raises(fa.errors.DataError, match=r"nowhere: no such folder"):

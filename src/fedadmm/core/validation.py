@@ -271,7 +271,7 @@ def _kind_words(value: object, kind: Any) -> str:
         return f"a {kind.__name__}"
     if ROLES[kind] == "schedule":
         return f"a schedule: {', '.join(FAMILIES['schedule'])}"
-    words = f"of the kind {kind.__name__}"
+    words = f"an instance of {kind.__name__}"
     if isinstance(value, type) and issubclass(value, kind):
         return f"{words}; call it with its options, as in {value.__name__}(...)"
     if inspect.isabstract(kind) and value is not None and type(value).__module__ != "builtins":

@@ -77,8 +77,7 @@ class RunRecorder:
         if not self._begun:
             self._folder.keep(report.record["round"] - 1)
             self._repair_events()
-            ended = self._folder.finished() or {}  # a completed run continues with more rounds
-            if about := self._about | ended:
+            if about := self._about | self._ended():
                 self._folder.close({**about, "code": RUNNING, "status": "running"})
             self._begun = True
         network = dict(report.record.get("network", {}))
@@ -98,6 +97,14 @@ class RunRecorder:
         if events:
             lines = "".join(json.dumps(event) + "\n" for event in events)
             atomic_files.append(self.path / EVENTS, lines.encode())
+
+    def _ended(self) -> dict[str, Any]:
+        """Return the summary of a completed run, which continues with more rounds, or nothing."""
+        try:
+            return self._folder.finished() or {}
+        except DataError as error:  # nothing of the run depends on it
+            _logger.warning("%s; the summary is written again", error)
+            return {}
 
     def finish(
         self, outcome: DeploymentResult, extra: dict[str, Any] | None = None
