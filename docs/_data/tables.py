@@ -178,7 +178,7 @@ def one_liar() -> str:
 
 def hospitals_private() -> str:
     """Return the configuration of the private federation."""
-    return f"```toml\n{(ROOT / 'examples/hospitals_private.toml').read_text('utf-8')}```"
+    return f"``` {{ .toml }}\n{(ROOT / 'examples/hospitals_private.toml').read_text('utf-8')}```"
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -60,7 +60,7 @@ CLAIMS = [
         "**not found**",
         "rounds: as released {released-iid/released rounds}, FedAvg {released-iid/fedavg rounds}, "
         "SCAFFOLD {released-iid/scaffold rounds}; full size below",
-        "10, 19, 27",
+        "FedADMM 10, FedAvg 19, SCAFFOLD 27",
         "gong-worlds, quick and full",
     ),
     Claim(
@@ -70,7 +70,7 @@ CLAIMS = [
         "released program is ahead of SCAFFOLD and FedAvg in accuracy",
         "rounds: as released {released-shards/released rounds}, FedAvg "
         "{released-shards/fedavg rounds}, SCAFFOLD {released-shards/scaffold rounds}",
-        "33, 77, 76",
+        "FedADMM 33, FedAvg 77, SCAFFOLD 76",
         "gong-worlds, quick and full",
     ),
     Claim(
@@ -89,7 +89,7 @@ CLAIMS = [
         "MNIST, 200 clients, IID: FedProx {mnist-200-iid/fedprox-0.01 rounds}, "
         "{mnist-200-iid/fedprox-0.1 rounds}, {mnist-200-iid/fedprox-1.0 rounds}; as released "
         "{mnist-200-iid/fedadmm-released rounds}",
-        "100+, 25, 81; 3",
+        "FedProx 100+, 25, 81; FedADMM 3",
         "gong-table5, quick, one seed",
     ),
     Claim(
@@ -161,7 +161,8 @@ CLAIMS = [
         "FedDR has the best accuracy",
         "**depends on the measurement**: the program evaluates FedDR with each client's own model "
         "and the others with the global one",
-        "FedDR own {synthetic-1-1/feddr-local final}, global {synthetic-1-1/feddr final}; FedAvg "
+        "FedDR own {synthetic-1-1/feddr-local final}, global {synthetic-1-1/feddr final}, global "
+        "and trained from θ {synthetic-1-1/feddr-theta final}; FedAvg "
         "{synthetic-1-1/fedavg final}",
         NO_NUMBER,
         "feddr-fig2, feddr-fig3, quick",
@@ -204,7 +205,7 @@ CLAIMS = [
     Claim(
         "InSa, table",
         "the criterion saves work",
-        "**epochs, not passes**",
+        "**in part**: epochs, not passes",
         "{insa savings}",
         "39 % of the epochs",
         "insa-table, quick",
@@ -225,7 +226,7 @@ CLAIMS = [
         "published rates: FedAdagrad {published/fedadagrad final}, FedAvg "
         "{published/fedavg final}; searched: {searched/fedadagrad-searched final}, "
         "{searched/fedavg-searched final}",
-        "73.1, 68.5 %",
+        "FedAdagrad 73.1, FedAvg 68.5 %",
         "flamby-heart, full",
     ),
 ]
