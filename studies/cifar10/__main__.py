@@ -61,7 +61,7 @@ class Setting:
     @property
     def title(self) -> str:
         """What is run, in words."""
-        split = {"dirichlet": "Dirichlet 0.3", "shards": "two shards"}[self.partition]
+        split = {"dirichlet": "Dirichlet 0.3", "shards": "Two shards"}[self.partition]
         model = {"cnn2": "CNN 2", "resnet8": "ResNet-8"}[self.model]
         return f"{split}, {model}, {self.participants} % of the clients, {self.rounds} rounds"
 

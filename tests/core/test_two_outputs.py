@@ -23,14 +23,14 @@ def test_each_output_is_measured_as_in_a_run_with_one_output() -> None:
     last = resumable_run(8, output=fa.outputs.LastIterate())
     drawn = resumable_run(8, output=fa.outputs.RandomIterate())
     assert _metrics(last.history) != _metrics(drawn.history)
-    for handed, measured, alone, beside in (
+    for handed, measured, alone, attachments in (
         ("last-iterate", "random-iterate", last, drawn),
         ("random-iterate", "last-iterate", drawn, last),
     ):
         result = resumable_run(8, output=fa.outputs.TwoOutputs(handed, measured))
         ending = "_" + measured.replace("-", "_")
         assert _metrics(result.history) == _metrics(alone.history)
-        assert _metrics(result.history, ending) == _metrics(beside.history)
+        assert _metrics(result.history, ending) == _metrics(attachments.history)
         assert result.params.equal(alone.params)
 
 

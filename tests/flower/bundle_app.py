@@ -232,7 +232,7 @@ def lie_about_sets():
                 sets = cast.sets(engine._part, ready)
                 for own in sets.members:
                     chosen = sorted(lie(shares, own, first).items())
-                    sets._beside[own] = {wire.SET: write_set([share for _, share in chosen])}
+                    sets._attachments[own] = {wire.SET: write_set([share for _, share in chosen])}
                 answers, why = engine._collect(sets.members, sets, index, with_all=True)
                 refused = {client: str(refusal) for client, refusal in why.items()}
                 told[name] = {"answered": sorted(answers), "refused": refused}

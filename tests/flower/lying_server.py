@@ -74,8 +74,8 @@ class LyingServer:
     ) -> RecordDict:
         """A site's words under the keys of these clients."""
         head = wire.read_task(task)[0]
-        beside = {wire.SET: write_set([shares[client] for client in sorted(clients)])}
-        return self.ask(head.client, wire.write(head, b"", beside))
+        attachments = {wire.SET: write_set([shares[client] for client in sorted(clients)])}
+        return self.ask(head.client, wire.write(head, b"", attachments))
 
     def sum(
         self, tasks: Mapping[int, RecordDict], shares: Mapping[int, Share] | None = None
@@ -96,8 +96,8 @@ class LyingServer:
 
     def question(self, model: Tensor, number: int = 1) -> RecordDict:
         """A question for metrics of this model."""
-        beside = {wire.QUESTION: {"run": RUN, "number": number}}
-        return wire.write_body(encode(pack(EvaluationRequest(model, None))), beside)
+        attachments = {wire.QUESTION: {"run": RUN, "number": number}}
+        return wire.write_body(encode(pack(EvaluationRequest(model, None))), attachments)
 
     def metrics(self, models: Mapping[int, Tensor], number: int = 1) -> list[bytes]:
         """The words of the sites' metrics of these models, under one set."""
@@ -108,7 +108,7 @@ class LyingServer:
         found = []
         for client in sorted(models):
             named = {"run": RUN, "number": number, "task": answers[client][wire.SHARE]["task"]}
-            beside = {wire.QUESTION: named, wire.SET: write_set(shares)}
-            content = self.ask(client, wire.write_body(b"", beside), "evaluate")
+            attachments = {wire.QUESTION: named, wire.SET: write_set(shares)}
+            content = self.ask(client, wire.write_body(b"", attachments), "evaluate")
             found.append(wire.read_body(content))
         return found

@@ -339,7 +339,7 @@ def test_a_first_lie_is_remembered_over_a_restart(tmp_path):
     grid = FakeGrid(settings, tmp_path)
     grid.offline = {0, 1, 3}
     grid.spoil = lambda content, client: retensored(lambda t: 9e3 * t)(content)
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client returned an update"):
         run_through(settings, grid, tmp_path)
 
 
@@ -365,7 +365,7 @@ def test_a_round_whose_only_answer_is_failed_is_skipped(tmp_path):
         settings, grid, tmp_path, lambda r: number.__setitem__(0, r.record["round"])
     )
     assert history.trace == [[0, 1, 2, 3], [], *[[0, 1, 2, 3]] * 3]
-    assert history.outcome.ending.sentence == "completed all 4 rounds, and 1 that brought nothing"
+    assert history.outcome.ending.sentence == "completed all 4 rounds, and 1 without an update"
     check_invariant(settings, tmp_path)
 
 

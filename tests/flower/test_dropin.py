@@ -175,7 +175,7 @@ def test_a_length_that_does_not_fit_the_training_is_reported(momentum, warned, t
 
 
 def test_a_loop_without_optimiser_steps_is_refused(tmp_path, caplog):
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update in 2 rounds"):
+    with pytest.raises(fa.errors.EngineError, match="no client returned an update in 2 rounds"):
         start(drop_in_of(fa.FedADMM(rho=1.0)), tmp_path, lambda model, lr: None)
     assert "made no step of a torch optimiser" in caplog.text
 
@@ -353,7 +353,7 @@ def test_simulated_nodes_need_no_folder_and_deployed_ones_do(simulation, tmp_pat
     drop_in = drop_in_of(fa.FedADMM(rho=1.0), evaluate_every=0)
     grid = Bare(drop_in.federation, tmp_path)
     grid._app = app_of(drop_in, plain_sgd)
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client returned an update"):
         begin(drop_in, grid, tmp_path, run_dir=tmp_path / "deployed")
     assert "state-dir: got None, expected a folder of this site" in caplog.text
     simulation()

@@ -191,7 +191,7 @@ def test_sites_that_refuse_a_set_do_not_rest_for_it(tmp_path):
     grid = MaskedGrid(made, tmp_path)
     (tmp_path / "identity-3").write_text(pairwise_masks.new_identity().hex())
     with pytest.raises(
-        fa.errors.EngineError, match="no client brought an update in 4 rounds in a row"
+        fa.errors.EngineError, match="no client returned an update in 4 rounds in a row"
     ):
         run_through(made, grid, tmp_path)
     assert not any("sent no masked upload" in str(content) for content in grid.seen)
@@ -257,7 +257,7 @@ def test_fewer_than_the_minimum_are_never_summed(tmp_path):
     grid = MaskedGrid(made, tmp_path)
     grid.offline = {1, 3}
     with pytest.raises(
-        fa.errors.EngineError, match="no client brought an update in 4 rounds in a row"
+        fa.errors.EngineError, match="no client returned an update in 4 rounds in a row"
     ):
         run_through(made, grid, tmp_path)
     assert not any(wire.BODY in content for content in grid.seen)
@@ -497,8 +497,8 @@ def test_a_ready_is_sealed_over_its_key(tmp_path):
     def other_key(content, client):
         if client == 1 and wire.SHARE in content:
             share = pairwise_masks.new_share(1, "update", pairwise_masks.new_identity())[0]
-            beside = {**dict(content[wire.SHARE]), "public": share.public}
-            content[wire.SHARE] = ConfigRecord(beside)
+            attachments = {**dict(content[wire.SHARE]), "public": share.public}
+            content[wire.SHARE] = ConfigRecord(attachments)
         return content
 
     grid.spoil = other_key
@@ -563,12 +563,12 @@ def test_a_site_has_a_minimum_of_its_own(tmp_path, request):
     grid.policy |= {"minimum-sites": 5}
     why = r"in a row \(4 clients are ready, but its sum needs 5\)"
     with pytest.raises(
-        fa.errors.EngineError, match=f"no client brought an update in 4 rounds {why}"
+        fa.errors.EngineError, match=f"no client returned an update in 4 rounds {why}"
     ):
         run_through(made, grid, tmp_path)
     assert grid.errors == []
     request.getfixturevalue("insistent")
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client returned an update"):
         run_through(made, grid, tmp_path)
     assert any("requires at least 5" in error for error in grid.errors)
 
@@ -638,7 +638,7 @@ def test_a_member_that_sends_rubbish_makes_its_sum_void(tmp_path):
         return Message(wire.write(seal(head, to_body(words)), to_body(words)), reply_to=message)
 
     grid._app = lying
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client returned an update"):
         run_through(made, grid, tmp_path)
 
 
@@ -846,7 +846,7 @@ def test_a_sites_own_budget_ends_what_it_sends(tmp_path):
     )
     grid = MaskedGrid(made, tmp_path)
     grid.policy |= {"epsilon": 1.01 * Accountant(4.0, 1e-2).epsilon(2)}
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client returned an update"):
         run_through(made, grid, tmp_path)
     assert server_on_disk(made, tmp_path).ledger.entry(0).version == 2
     heads = [content[wire.HEAD] for content in grid.seen if wire.HEAD in content]
@@ -906,7 +906,7 @@ def test_a_site_without_an_identity_says_so(tmp_path):
         return found  # beside the state folder there is none either
 
     grid.context = context
-    with pytest.raises(fa.errors.EngineError, match="no client brought an update"):
+    with pytest.raises(fa.errors.EngineError, match="no client returned an update"):
         run_through(made, grid, tmp_path)
     assert any(
         "identity is not there, but only masked sums may leave" in error for error in grid.errors

@@ -273,7 +273,7 @@ def test_real_sites_answer_no_set_that_is_not_right(tmp_path):
     assert torch.allclose(result(stage, "fedadmm"), wanted, rtol=0, atol=2e-6)
     for client, lines in ledgers.items():  # one upload a round left, whatever the server asked
         assert [line["kind"] for line in lines].count("masked") == 3, client
-    assert "no client brought an update in 3 rounds in a row" in said, said
+    assert "no client returned an update in 3 rounds in a row" in said, said
     for client in (0, 1):  # they were ready, and sent nothing
         assert left(stage, client)[len(ledgers[client]) :], client
         assert "masked" not in {

@@ -125,7 +125,7 @@ def test_an_empty_round_does_not_complete_a_run(tmp_path):
 
     history = run_through(settings, grid, tmp_path, silent)
     assert history.trace == [[0, 1, 2, 3]] * 2 + [[]] * 2 + [[0, 1, 2, 3]] * 2
-    assert history.outcome.ending.sentence == "completed all 4 rounds, and 2 that brought nothing"
+    assert history.outcome.ending.sentence == "completed all 4 rounds, and 2 without an update"
     check_invariant(settings, tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_empty_rounds_are_remembered_over_restarts(tmp_path):
         "drop" if message.metadata.group_id.isdigit() else None
     )
     for _ in range(3):
-        with pytest.raises(EngineError, match="no client brought an update in 4 rounds in a row"):
+        with pytest.raises(EngineError, match="no client returned an update in 4 rounds in a row"):
             run_through(settings, grid, tmp_path)
     grid.fault = lambda *_: None
     history = run_through(settings, grid, tmp_path)

@@ -20,8 +20,8 @@ from fedadmm.run.record import (
     GROUPS,
     PHASES,
     Stopwatch,
+    additional,
     as_number,
-    besides,
     flat,
     numbers,
     profile,
@@ -47,10 +47,10 @@ RECORD: Any = made(3, loss=0.5, seconds=0.25, epochs=2.0, clients=[1, 4]) | {
 
 def test_values_are_found_among_metrics_first_and_then_in_other_groups():
     assert value(RECORD, "seconds") == 7.0
-    assert besides(RECORD, "seconds") == 0.25
+    assert additional(RECORD, "seconds") == 0.25
     assert (value(RECORD, "epochs"), value(RECORD, "kkt_residual")) == (2.0, 1.0)
-    assert besides(RECORD, "kkt_residual") == 4.0
-    assert besides(RECORD, "loss") is None
+    assert additional(RECORD, "kkt_residual") == 4.0
+    assert additional(RECORD, "loss") is None
     assert value(RECORD, "nobody") is None
     assert value(RECORD, "clients") is None
 

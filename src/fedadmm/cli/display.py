@@ -220,10 +220,10 @@ def _news(record: Record, sent: int) -> str:
         del values["test_loss"]
     names = {"test_accuracy": "acc", "loss": "loss", "test_loss": "test loss"}
     shown = [f"{names[key]} {value:.4f}" for key, value in values.items() if value is not None]
-    epsilon = run_history.besides(record, "epsilon")
+    epsilon = run_history.additional(record, "epsilon")
     if epsilon is not None:
         shown.append(f"ε {epsilon:.3g}")
-    residuals = [run_history.besides(record, f"{kind}_residual") for kind in ("primal", "dual")]
+    residuals = [run_history.additional(record, f"{kind}_residual") for kind in ("primal", "dual")]
     shown.append("res " + "/".join(f"{value or 0:.1g}" for value in residuals))
     return " ".join([*shown, formatting.size(sent)])
 

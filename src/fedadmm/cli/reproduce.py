@@ -1,4 +1,4 @@
-"""`fedadmm reproduce`: a table or figure of the papers, beside what it comes to here."""
+"""`fedadmm reproduce`: a table or figure of the papers with our results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reproduce(
     jobs: options.Jobs = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run a table or figure of the papers and print it beside the paper's values.
+    """Run a table or figure of the papers and print it with the paper's values.
 
     Finished cells are found again, interrupted ones go on.
     """

@@ -105,7 +105,7 @@ def run(
 
 
 def _federating(run: Experiment, folder: Path) -> SiteBenefit | None:
-    """What the last model of a run is worth beside models of single sites; kept with the run."""
+    """Compare the last model of a run with models of single sites; kept with the run."""
     from fedadmm.study.benefit import site_benefit
     from fedadmm.study.formatting import write_tables
     from fedadmm.study.run_dir import RunDir

@@ -7,7 +7,7 @@
 m_ij is the ChaCha20 key stream of a key that only i and j can compute: X25519 between keys that
 both made for this one upload, then HKDF-SHA256 whose context names the run, the round, everyone's
 key and the pair.  A key belongs to one upload, so that no mask is ever used twice, also after a
-folder was restored from a backup.  Identities (Ed25519) sign the keys; whoever checks signatures
+folder was restored from a backup.  Identities (Ed25519) sign the keys; a site that checks them
 against identities that it got elsewhere need not believe the one who passes the keys on.
 
 The words never overflow: weights add up to at most one, so that the sum of m clients is at most

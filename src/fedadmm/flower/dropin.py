@@ -139,7 +139,7 @@ class DropIn:
             )
         if self.federation.experiment.aggregator.is_secure:
             raise CompatibilityError(
-                "DropIn: aggregate is MaskedSum, but the metrics of a train function travel beside "
+                "DropIn: aggregate is MaskedSum, but the metrics of a train function travel with "
                 "its update; use Sum, or fedadmm.flower.client_app"
             )
 

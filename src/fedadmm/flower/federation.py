@@ -93,9 +93,9 @@ class Federation:
         accept_nodes (bool): give a client's seat to another node than the one that had it first in
             this run, such as one with a new key; False refuses it.
         leave_out (sequence of int): clients that are not asked, such as those that a divergence
-            names; what they brought before stays.
+            names; their earlier contributions stay.
         take_out (sequence of int): clients that leave the federation for good.  With ledger "disk"
-            what they brought is taken out exactly, and the others' weights add up to one again.
+            their contribution is taken out exactly, and the others' weights add up to one again.
         accept_sites (bool): go on with more clients than the run began with; the new ones have the
             highest numbers.
         operator_key (str): a file of the server with the Ed25519 key that signs what it sends, for
@@ -261,7 +261,7 @@ class Federation:
 
     def _job(self, objective: Objective, start: Tensor) -> Job:
         run, problem = self.experiment, self.problem
-        # Whoever only measures needs no penalty; whoever trains has `fitted` it.
+        # A task that only measures needs no penalty; one that trains has `fitted` it.
         run = replace(run, algorithm=fit_penalties(run.algorithm, lambda: 1.0))
         clients = LazyClients(problem.num_clients, lambda _: objective)
         job = make_job(run, problem.with_clients(clients), start)._replace(deployed=True)

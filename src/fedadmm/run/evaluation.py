@@ -205,16 +205,16 @@ class _Piece(NamedTuple):
         listed = local or asked.clients
         compares = asked.target == "both" and given is not None and own is not None
         values = alone(model, loss) if listed or compares else {}
-        besides: dict[str, float] = {}
+        additional: dict[str, float] = {}
         if compares:
             assert own is not None
             for name, value in alone(own, objective.value(own) if asked.objective else own).items():
                 gain = value - values[name]
-                besides |= {
+                additional |= {
                     f"{name}_own": value,
                     f"{name}_gain": gain if metric(name).up else -gain,
                 }
-        return loss, gradient, correct, objective.num_samples, values if listed else {}, besides
+        return loss, gradient, correct, objective.num_samples, values if listed else {}, additional
 
     def named(self, number: int) -> str:
         """The piece in a sentence about its failure."""

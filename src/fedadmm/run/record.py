@@ -228,10 +228,10 @@ def value(record: Record, name: str) -> float | None:
     """One number by its name, a metric's before any other; None when it was not measured."""
     if name in record["metrics"]:
         return as_number(record["metrics"][name])
-    return besides(record, name)
+    return additional(record, name)
 
 
-def besides(record: Mapping[str, Any], name: str) -> float | None:
+def additional(record: Mapping[str, Any], name: str) -> float | None:
     """One number by its name that is no metric; None when there is none."""
     found = (record.get(group, {}) for group in OTHERS)
     return next((as_number(entries[name]) for entries in found if name in entries), None)

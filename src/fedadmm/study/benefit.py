@@ -2,7 +2,7 @@
 
 This needs all sites' samples in one place, as in a simulation.  Locally trained models take as many
 rounds of the same local work as the federation.  The personalised models are those of the run, or
-of Ditto (Li et al., ICML 2021) beside the run's method.
+of Ditto (Li et al., ICML 2021) with the run's method.
 """
 
 from __future__ import annotations

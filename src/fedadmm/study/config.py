@@ -163,7 +163,7 @@ def table(path: Path) -> Tree:
 
 
 def toml_tables(text: str) -> dict[str, Any]:
-    """The tables of a text that somebody else wrote; a ValueError for whatever is none.
+    """The tables of a text that another person wrote; a ValueError for anything else.
 
     Keys of many parts are refused unread: the time for them grows with the square of their number.
     """

@@ -160,7 +160,7 @@ def _personal(
     initial = first_vector(chosen, problem)
     job = make_job(chosen.resolve(), problem, initial)
     template = layout(job).template
-    job.own_models.get(client, template, model.params)  # somebody keeps one
+    job.own_models.get(client, template, model.params)  # a client keeps one
     named = Checkpoints(folder.checkpoint).client(client)
     found = None if named is None else rebuild(template, named, folder.checkpoint)
     own = job.own_models.get(client, found, model.params)

@@ -1,4 +1,4 @@
-"""Tables and figures of the papers, run again: the paper's value beside each reading of it."""
+"""Tables and figures of the papers, run again: the paper's value and each variant's."""
 
 from __future__ import annotations
 

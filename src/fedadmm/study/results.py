@@ -426,7 +426,7 @@ def reached(found: Results, row: MethodSummary) -> str:
 def verdict(found: Results) -> list[str]:
     """Which differences are significant; then the best method, and the best one against FedAvg.
 
-    The last sentence is for somebody who reads only one.
+    The last sentence is for a reader of only one.
     """
     return [*filter(None, [_significance(found), _best(found), _in_short(found)])]
 

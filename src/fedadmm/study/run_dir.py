@@ -1,8 +1,8 @@
 """The run directory: config.toml, metrics.jsonl, summary.json, partition.json, checkpoint/.
 
 model.safetensors holds `params` and maybe `buffers`, the best model, and tells in its metadata
-which round's it is; `last.params` and `last.buffers` beside them are the last one, where that is
-another.
+which round's it is; `last.params` and `last.buffers` in the same file are the last one, where
+that is another.
 
 `RunDir` is its only reader and writer.  Whole files appear under their name only when they are
 complete; metrics.jsonl grows by one flushed line a round; summary.json is there from the first
@@ -189,7 +189,7 @@ class RunDir:
         atomic_files.append(self.path / METRICS, _line(record).encode(), durable=durable)
 
     def write_model(self, best: Best | None, last: Iterate) -> None:
-        """Keep the best model, and the last one beside it where that is another."""
+        """Keep the best model, and the last one with it where that is another."""
         chosen = last if best is None else best.model
         named = dict(trees.named_tensors(chosen._replace(mean=None)))
         other = dict(trees.named_tensors(last._replace(mean=None)))

@@ -31,7 +31,14 @@ from fedadmm.run.metrics import (
     primary as primary,
     selection as selection,
 )
-from fedadmm.run.record import GROUPS, OTHERS, Record, as_number, besides as besides, value as value
+from fedadmm.run.record import (
+    GROUPS,
+    OTHERS,
+    Record,
+    additional as additional,
+    as_number,
+    value as value,
+)
 from fedadmm.run.state import Ending
 
 if TYPE_CHECKING:
@@ -114,7 +121,7 @@ class Columns:
     """Who took part in the first rounds."""
     delays: Counter[int] = field(default_factory=Counter)
     pieces: list[list[float]] = field(default_factory=list)
-    """The first pieces of work: client, begin, end, folded."""
+    """The first pieces of work: client, begin, end, whether it was aggregated."""
     agreement: dict[int, deque[float]] = field(default_factory=dict)
     """Cosines of a client's last updates to the sums of the others, if a server measured them."""
     _warnings: list[str] = field(default_factory=list)

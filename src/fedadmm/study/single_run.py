@@ -60,7 +60,7 @@ def run_recorded(
 ) -> RecordedRun:
     """Run an experiment and return everything that its directory holds.
 
-    `callbacks` look at this run beside the experiment's own, and no file names them.
+    `callbacks` look at this run in addition to the experiment's own, and no file names them.
     With `resume`, a finished run is read as it is and an interrupted one goes on from its
     last checkpoint (or from the start, when it has none).  On KeyboardInterrupt the directory is
     left ready to be resumed.  Rounds that no checkpoint has are run again; without `from_round_0`,
@@ -152,12 +152,12 @@ class _Session(Callback):
     """A run that is under way: the first of its callbacks, which writes its directory."""
 
     def __init__(
-        self, chosen: Experiment, folder: RunDir, label: str | None, besides: Sequence[Callback]
+        self, chosen: Experiment, folder: RunDir, label: str | None, additional: Sequence[Callback]
     ) -> None:
         self._run = chosen
         self._folder = folder
         self._label = label
-        self._besides = besides
+        self._additional = additional
         self._checkpoints = Checkpoints(folder.checkpoint, chosen.checkpoint.every)
         self._latest: _Models | None = None
         self._summary: Summary = {}
@@ -177,7 +177,7 @@ class _Session(Callback):
         folder.begin(chosen.tree, begun, partition)
         try:
             simulate(
-                replace(chosen, callbacks=(self, *chosen.callbacks, *self._besides)),
+                replace(chosen, callbacks=(self, *chosen.callbacks, *self._additional)),
                 problem,
                 store=store,
                 checkpoints=self._checkpoints,

@@ -53,7 +53,7 @@ class Cell(NamedTuple):
     judged_by: Target | None = None
     """The target that it is read by, when that is not the run's own."""
     about: Mapping[str, Any] = {}
-    """What the results say of it besides."""
+    """More facts for the results."""
 
     @property
     def target(self) -> Target | None:
@@ -141,7 +141,7 @@ class Study(NamedTuple):
     """Every cell is run with each of them; with the seed of its own where there are none."""
     search: Search | None = None
     about: Mapping[str, Any] = {}
-    """What the results say of it besides."""
+    """More facts for the results."""
     plan: Mapping[str, Any] = {}
     """What study.toml holds, so that the study can go on without anything else."""
     reached: Sequence[str] = ()
@@ -201,7 +201,7 @@ def short_keys(keys: Sequence[str]) -> list[str]:
 
 
 def setting_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """What a cell sets besides its seed, for people: short keys, and methods by their titles."""
+    """What a cell sets apart from its seed, for people: short keys, and methods by their titles."""
     shown = {key: shown_value(value) for key, value in values.items() if key != "seed"}
     name = shown.pop("algorithm.name", None)
     method = {} if name is None else {"method": REGISTRY[name].title if name in REGISTRY else name}

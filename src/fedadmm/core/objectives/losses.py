@@ -108,7 +108,7 @@ def check_fit(
         found = loss(outputs, targets[extremes])
     except REFUSALS as error:
         raise DataError(
-            f"{name}: targets: got {_kind(targets)} each, expected what the loss takes beside "
+            f"{name}: targets: got {_kind(targets)} each, expected what the loss takes with "
             f"outputs of {_kind(outputs)} ({reason(error)})"
         ) from error
     if not isinstance(found, Tensor) or found.ndim or found.is_complex():

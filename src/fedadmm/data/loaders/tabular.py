@@ -147,7 +147,7 @@ def _read(
     aside = {target, client, *leave_out}
     names = inputs or [name for name in cells if name not in aside]
     if not names:
-        raise DataError(f"{path}: has no feature column besides target and client")
+        raise DataError(f"{path}: has no feature column, only target and client")
     for name in (target, *([client] if client else [])):
         if cells[name].shape != cells[names[0]].shape[:1]:
             raise DataError(

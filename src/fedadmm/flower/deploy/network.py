@@ -30,7 +30,7 @@ def node_name(client: int) -> str:
 class LocalNetwork:
     """Starts and stops Flower's processes under one folder; use it in a `with` statement.
 
-    `nodes` is the node configuration of each client besides `partition-id`.  With `tls` every
+    `nodes` is the node configuration of each client except `partition-id`.  With `tls` every
     connection is encrypted, every node has a registered key, and nodes come in by the gateway, as
     they do over several machines.
     """

@@ -102,7 +102,7 @@ class ProcessTree:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 cwd=folder,
-                umask=0o077,  # databases and states are nobody else's business
+                umask=0o077,  # databases and states are private
                 start_new_session=True,
             )
         self._started = _started(self._process.pid)

@@ -79,9 +79,9 @@ class Noise(NamedTuple):
         # Alone the evaluations would take the whole budget with 1/sqrt(10) of this noise, so that
         # they take about a tenth of it, in Renyi divergence.
         evaluation = math.ceil(10 * math.sqrt(10) * multiplier_for(epsilon, DELTA, 1, asked)) / 10
-        besides = {(evaluation, 1.0): asked}
+        additional = {(evaluation, 1.0): asked}
         fitted = max(
-            multiplier_for(epsilon, DELTA, 1 / steps, rounds * EPOCHS * steps, besides)
+            multiplier_for(epsilon, DELTA, 1 / steps, rounds * EPOCHS * steps, additional)
             for steps in set(kinds.values())
         )
         multiplier = math.ceil(1000 * fitted) / 1000
@@ -312,9 +312,9 @@ Install the same `fedadmm[flower,privacy]` everywhere.  Everything private stays
 
 ## Server ({host})
 
-The SuperLink takes commands from whoever reaches it, and those commands run code at every site.  So
-it listens on loopback: give no stranger an account on this machine.  In the folder `server`, and
-leave it running:
+The SuperLink takes commands from anyone who reaches it, and those commands run code at every
+site.  So it listens on loopback: give no stranger an account on this machine.  In the folder
+`server`, and leave it running:
 
 ```sh
 umask 077
@@ -343,9 +343,9 @@ END
 
 ## Each site
 
-`identity` is a site's own, and `peers.json` lists whom it may be summed with under masks, for an
-app with `aggregator=fa.MaskedSum()` and `ledger="none"`.  Sites that do not trust whoever ran
-`deploy init` delete both files, make an identity themselves (`fedadmm deploy identity .`) and
+`identity` is a site's own, and `peers.json` lists the sites it may be summed with under masks, for
+an app with `aggregator=fa.MaskedSum()` and `ledger="none"`.  Sites that do not trust the person who
+ran `deploy init` delete both files, make an identity themselves (`fedadmm deploy identity .`) and
 exchange the lines that it prints without the server (`--peer`).
 
 Carry `sites/client-I` to site I (and nowhere else), put the site's rows into it as `rows.csv`, and

@@ -42,7 +42,7 @@ Records = Mapping[str, Mapping[str, Any]]
 _METRIC = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
-def write(head: Task | Reply, body: bytes, beside: Records | None = None) -> RecordDict:
+def write(head: Task | Reply, body: bytes, attachments: Records | None = None) -> RecordDict:
     """Write a task or a reply as a message."""
     from flwr.app import ConfigRecord
 
@@ -50,17 +50,17 @@ def write(head: Task | Reply, body: bytes, beside: Records | None = None) -> Rec
         key: str(value) if isinstance(value, str) else value
         for key, value in head._asdict().items()
     }
-    content = write_body(body, beside)
+    content = write_body(body, attachments)
     content[HEAD] = ConfigRecord(fields)
     return content
 
 
-def write_body(body: bytes, beside: Records | None = None) -> RecordDict:
+def write_body(body: bytes, attachments: Records | None = None) -> RecordDict:
     """Write a message without a header."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     content = RecordDict()
-    for name, values in (beside or {}).items():
+    for name, values in (attachments or {}).items():
         content[name] = ConfigRecord(dict(values))
     if body:
         arrays = ArrayRecord()
@@ -121,13 +121,13 @@ def _fields(head: type[Task] | type[Reply], content: RecordDict) -> dict[str, An
     return fields
 
 
-def identity_request(beside: Records | None = None) -> RecordDict:
+def identity_request(attachments: Records | None = None) -> RecordDict:
     """Request the client number of a node, as a training message, which every app accepts.
 
     With the records of a task it requests the length of the node's local work instead, for a
     penalty that is fitted to it.
     """
-    more = {} if beside is None else {**beside, WORK: {}}
+    more = {} if attachments is None else {**attachments, WORK: {}}
     return write_body(b"", {HELLO: {}, **more})
 
 

@@ -250,7 +250,7 @@ def read_share(content: RecordDict, client: int) -> Share:
     found = wire.read_record(content, wire.SHARE)
     public, signature = found.get("public"), found.get("signature")
     if not (_is_bytes(public, 32) and _is_bytes(signature, 64)):
-        raise RefusedError(RefusalReason.GARBAGE, "there is no signed key beside it")
+        raise RefusedError(RefusalReason.GARBAGE, "there is no signed key with it")
     return Share(client, bytes(public or b""), bytes(signature or b""))
 
 
@@ -303,7 +303,7 @@ def read_set(content: RecordDict) -> list[Share]:
     if isinstance(clients, list | tuple) and all(type(client) is int for client in clients):
         count = len(clients)
     if not count or not (_is_bytes(publics, 32 * count) and _is_bytes(signatures, 64 * count)):
-        raise RefusedError(RefusalReason.GARBAGE, "there is no proper set beside the task")
+        raise RefusedError(RefusalReason.GARBAGE, "there is no proper set with the task")
     publics, signatures = bytes(publics or b""), bytes(signatures or b"")
     return [
         Share(client, publics[32 * k : 32 * k + 32], signatures[64 * k : 64 * k + 64])

@@ -115,7 +115,7 @@ class MaskedSumRequest:
         self._most = body_size(self._point, self._length) + _ROOM
         self.groups = choose_groups(part, {c: ready[c].requirement for c in sorted(ready)})
         shares = {client: _share(accepted) for client, accepted in ready.items()}
-        self._beside = {
+        self._attachments = {
             client: {wire.SET: write_set([shares[one] for one in group])}
             for group in self.groups
             for client in group
@@ -144,7 +144,7 @@ class MaskedSumRequest:
         return task
 
     def content(self, task: Task, index: int) -> RecordDict:
-        return wire.write(task, b"", self._beside[task.client])
+        return wire.write(task, b"", self._attachments[task.client])
 
     def validate(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> AcceptedReply:
         reply, body = wire.read_reply(arrival.read(), self._most)
@@ -171,8 +171,10 @@ class MaskedSumRequest:
                 continue
             if self._job.solver is not None and self._job.solver.noise is not None:
                 infos = [
-                    info._replace(solve=told.solve._replace(status="masked"), noised=told.noised)
-                    for info, told in zip(
+                    info._replace(
+                        solve=reported.solve._replace(status="masked"), noised=reported.noised
+                    )
+                    for info, reported in zip(
                         infos, (self._ready[c].admitted.answer.info for c in group), strict=True
                     )
                 ]

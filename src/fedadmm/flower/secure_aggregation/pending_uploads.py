@@ -399,7 +399,7 @@ class SiteMasking(NamedTuple):
             )
         return False
 
-    def beside(
+    def attachments(
         self, task: str, purpose: str = "update", acknowledged: str = ""
     ) -> dict[str, dict[str, Any]]:
         """Return what is sent with READY: the key, and the conditions on the set."""

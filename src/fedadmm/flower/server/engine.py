@@ -108,7 +108,7 @@ class GridEngine(Engine):
         norms: Mapping[int, UploadHistory],
         boots: int,
         journal: EventLog,
-        beside: wire.Records,
+        attachments: wire.Records,
         *,
         can_repair: bool,
         say_waiting: Callable[[int, Sequence[int]], None],
@@ -123,7 +123,7 @@ class GridEngine(Engine):
         self._exchange = exchange
         self._roster = roster
         self._journal = journal
-        self._beside = beside
+        self._attachments = attachments
         self._part = as_masked_sum(job.aggregator)
         resend, masks = federation.patience.resend, self._part is not None
         self._tasks = TaskDispatcher(exchange, roster, journal, resend, boots, afresh=masks)
@@ -152,7 +152,7 @@ class GridEngine(Engine):
         ids = [client for client in ids if client not in self._federation.take_out]
         admission = self._federation.admission
         kind = TrainingRequest if self._part is None else ReadyRequest
-        broadcast = kind(self._job, download, admission, round_index, self._beside)
+        broadcast = kind(self._job, download, admission, round_index, self._attachments)
         if self._federation.mode == "rounds" or round_index < 0:
             yield from self._round(ids, broadcast, round_index)
         else:
@@ -202,11 +202,11 @@ class GridEngine(Engine):
         """Forget the task and the norms of a client that starts again."""
         self._tasks.outstanding.pop(client, None)
         self._behind.pop(client, None)
-        self.norms = {c: brought for c, brought in self.norms.items() if c != client}
+        self.norms = {c: stored for c, stored in self.norms.items() if c != client}
 
     def largest(self) -> str:
         """Describe the clients with the largest updates, as a possible cause of a divergence."""
-        sizes = {client: brought.recent[-1] for client, brought in self.norms.items()}
+        sizes = {client: stored.recent[-1] for client, stored in self.norms.items()}
         shares = self._shares(sizes | self._sizes())
         most = sorted(shares, key=lambda client: -shares[client])[:3]
         each = ", ".join(f"client {c} ({100 * shares[c]:.0f} %)" for c in most)
@@ -339,12 +339,12 @@ class GridEngine(Engine):
         if self.empty and reasons_given == {RefusalReason.ROLLBACK} and several and not way_out:
             raise EngineError(self._advice())
         if self._gives_up and RefusalReason.FINITE not in reasons_given:
-            told = (RefusalReason.DECLINED, RefusalReason.ERROR)
-            reasons = by_client({c: one for c, one in why.items() if one.reason in told})
+            reported = (RefusalReason.DECLINED, RefusalReason.ERROR)
+            reasons = by_client({c: one for c, one in why.items() if one.reason in reported})
             details = "; ".join(filter(None, [reasons, *self._void]))
             details = f" ({details})" if details else ""
             raise EngineError(
-                f"no client brought an update in {most} rounds in a row{details}; {self._advice()}"
+                f"no client returned an update in {most} rounds in a row{details}; {self._advice()}"
             )
 
     @property
@@ -366,7 +366,7 @@ class GridEngine(Engine):
         lost = [client for client, entry in self.ledger.entries.items() if entry.lost]
         if lost and not self._behind:
             return (
-                f"{len(lost)} clients lost their state (first: {lost[0]}), and what they brought "
+                f"{len(lost)} clients lost their state (first: {lost[0]}), and their contributions "
                 "cannot be taken out; bring their folders back and run again to resume, or begin a "
                 "new run"
             )
@@ -495,7 +495,7 @@ class GridEngine(Engine):
                     return
             if exchange.now() > deadline:
                 raise EngineError(
-                    f"no client brought an update for {patience.round:g} s; {self._advice()}"
+                    f"no client returned an update for {patience.round:g} s; {self._advice()}"
                 )
             exchange.pause()
 

@@ -139,11 +139,11 @@ def serve(
                 "a deployment keeps them at the sites; leave it out"
             )
     atomic_files.make_directory(folder)
-    beside: dict[str, Mapping[str, Any]] = {}
+    attachments: dict[str, Mapping[str, Any]] = {}
     if federation.train_config:
-        beside[wire.CONFIG] = federation.train_config
+        attachments[wire.CONFIG] = federation.train_config
     if is_simulated(grid):
-        beside[wire.PLACE] = {STATE_DIR: str(folder.resolve() / SITES)}
+        attachments[wire.PLACE] = {STATE_DIR: str(folder.resolve() / SITES)}
     with Callbacks(chosen, _summary) as attached, torch.no_grad():
         with ExitStack() as held:
             try:
@@ -154,7 +154,7 @@ def serve(
                     "it (Ctrl-C ends only the log of `flwr run --stream`)"
                 ) from None
             atomic_files.remove_leftovers(folder)
-            outcome = Service(federation, grid, folder, attached, beside).run()
+            outcome = Service(federation, grid, folder, attached, attachments).run()
         attached.ended(outcome.ending, outcome)
     return outcome
 
@@ -209,7 +209,7 @@ class RunMonitor:
         with self._lock:
             self._since, self._record = clock.now(), record
             for name in ("refused", "missing", "bytes_up", "bytes_down"):
-                self._sums[name] += int(reading.besides(record, name) or 0)
+                self._sums[name] += int(reading.additional(record, name) or 0)
             self._heard |= dict.fromkeys(reading.clients(record), record["round"])
             for event in record.get("network", {}).get("events", ()):
                 self._refusals[event["client"], event["reason"]] += 1

@@ -88,7 +88,7 @@ class Service:
         grid: Grid,
         folder: Path,
         callbacks: Callbacks,
-        beside: Records,
+        attachments: Records,
     ) -> None:
         known = read_summary(folder / CHECKPOINT)
         gone = [client for client, weight in enumerate(known.weights) if weight == 0]
@@ -99,15 +99,15 @@ class Service:
         as_it_runs, length = federation, None
         if federation.per_work:
             length = known.length or _length(
-                federation, Exchange(grid, patience.poll, sign), beside
+                federation, Exchange(grid, patience.poll, sign), attachments
             )
-            beside = {**beside, wire.WORK: {"length": length}}
+            attachments = {**attachments, wire.WORK: {"length": length}}
             as_it_runs = federation.fitted(length)
         job = as_it_runs.server_job()
         self.job, self._privacy = attach_privacy(job, federation.experiment.sampler)
         self.callbacks = callbacks
         self._folder = folder
-        self._simulated = PLACE in beside
+        self._simulated = PLACE in attachments
         self.journal = EventLog()
         site = federation.problem.clients[0]
         self._flat = site.flat if isinstance(site, RemoteObjective) else None
@@ -136,7 +136,7 @@ class Service:
             self.roster,
             self.journal,
             patience.round,
-            {key: beside[key] for key in beside if key == PLACE}
+            {key: attachments[key] for key in attachments if key == PLACE}
             | {CONFIG: federation.evaluate_config},
             saved.ledger.run,
             self.saved.boots,
@@ -150,7 +150,7 @@ class Service:
             saved.norms,
             self.saved.boots,
             self.journal,
-            beside,
+            attachments,
             can_repair=on_disk or not self.remembers,
             say_waiting=self._say_waiting,
         )
@@ -190,7 +190,7 @@ class Service:
             ledger = restart(ledger, client)
             state = without_client(state, client)
             _logger.warning("client %d leaves the federation", client)
-        norms = {c: brought for c, brought in saved.norms.items() if weights[c]}
+        norms = {c: stored_norms for c, stored_norms in saved.norms.items() if weights[c]}
         return saved._replace(state=state, ledger=ledger, norms=norms, weights=weights)
 
     def _removed(self, state: RunState, past: Any) -> RunState:
@@ -256,7 +256,7 @@ class Service:
         return self.federation.experiment.rounds + self.saved.empty
 
     def _completed(self) -> Ending:
-        empty = f", and {self.saved.empty} that brought nothing" if self.saved.empty else ""
+        empty = f", and {self.saved.empty} without an update" if self.saved.empty else ""
         rounds = self.federation.experiment.rounds
         made = "rounds" if self.federation.mode == "rounds" else "steps"
         return Ending("completed", f"completed all {rounds} {made}{empty}")
@@ -462,7 +462,7 @@ class Service:
         return DeploymentResult(params.clone(), self.saved.state, ending, counts, numbers, buffers)
 
 
-def _length(federation: Federation, exchange: Exchange, beside: Records) -> float:
+def _length(federation: Federation, exchange: Exchange, attachments: Records) -> float:
     """Return the mean length of the sites' local work, for a penalty that is fitted to it."""
     roster, lengths = Roster(exchange, federation), dict[int, float]()
     refusals: dict[int, RefusedError] = {}
@@ -473,7 +473,7 @@ def _length(federation: Federation, exchange: Exchange, beside: Records) -> floa
             raise
         _logger.warning("the penalty is fitted to the work of those who are there: %s", error)
     questions = {
-        c: (seat.node, wire.identity_request(beside)) for c, seat in roster.online().items()
+        c: (seat.node, wire.identity_request(attachments)) for c, seat in roster.online().items()
     }
     exchange.send("train", "work", questions, federation.patience.round)
     for arrival in exchange.arrivals(exchange.now() + federation.patience.round):

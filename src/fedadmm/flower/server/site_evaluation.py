@@ -120,7 +120,7 @@ class SiteEvaluation:
         roster: Roster,
         journal: EventLog,
         timeout: float,
-        beside: wire.Records,
+        attachments: wire.Records,
         run: str,
         boots: int,
     ) -> None:
@@ -129,7 +129,7 @@ class SiteEvaluation:
         self._roster = roster
         self._journal = journal
         self._timeout = timeout
-        self._beside = beside
+        self._attachments = attachments
         self._declined: dict[int, str] = {}
         self._part = as_masked_sum(job.aggregator)
         self._run, self._boots = run, boots
@@ -137,13 +137,13 @@ class SiteEvaluation:
     def __call__(self, params: Tensor, buffers: Tensor | None, step: int) -> SiteMetrics:
         """Return the sites' metrics of a model after a step."""
         self._roster.refresh()
-        config = {**self._beside.get(wire.CONFIG, {}), "server-round": step + 1}
-        beside = {**self._beside, wire.CONFIG: config}
+        config = {**self._attachments.get(wire.CONFIG, {}), "server-round": step + 1}
+        attachments = {**self._attachments, wire.CONFIG: config}
         # A new number after a restart: an answer is released for one set only.
         which = {"run": self._run, "number": (self._boots << 32) + step + 1}
         if self._part is not None:
-            beside[wire.QUESTION] = which
-        content = wire.write_body(encode(pack(EvaluationRequest(params, buffers))), beside)
+            attachments[wire.QUESTION] = which
+        content = wire.write_body(encode(pack(EvaluationRequest(params, buffers))), attachments)
         declined: list[int] = []
         everybody = dict.fromkeys(self._roster.online(), content)
         if self._part is None:
@@ -170,8 +170,8 @@ class SiteEvaluation:
             shares = write_set([ready[client].share._replace(client=client) for client in group])
             for client in group:
                 asked = {**which, "task": ready[client].task}
-                beside = {**self._beside, wire.QUESTION: asked, wire.SET: shares}
-                contents[client] = wire.write_body(b"", beside)
+                attachments = {**self._attachments, wire.QUESTION: asked, wire.SET: shares}
+                contents[client] = wire.write_body(b"", attachments)
         point, length = part.fixed_point, metrics_length(shown)
 
         def read(content: RecordDict) -> Words:

@@ -91,13 +91,13 @@ class TrainingRequest:
         download: Download,
         admission: Admission,
         step: int,
-        beside: wire.Records | None = None,
+        attachments: wire.Records | None = None,
     ) -> None:
         self._job = job
         self._download = download
         self._admission = admission
         self._step = step
-        self._beside = beside
+        self._attachments = attachments
         self._bodies: dict[tuple[int, bool, int | None], tuple[bytes, str]] = {}
         self._template = result_template(job, download)
         self._message = message_template(job, download.broadcast)
@@ -111,7 +111,7 @@ class TrainingRequest:
 
     def content(self, task: Task, index: int) -> RecordDict:
         return wire.write(
-            task, self._body(task.client, index, task.acked_version == 0)[0], self._beside
+            task, self._body(task.client, index, task.acked_version == 0)[0], self._attachments
         )
 
     def validate(self, ledger: ServerLedger, task: Task, arrival: Arrival) -> AcceptedReply:

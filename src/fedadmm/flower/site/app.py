@@ -259,8 +259,8 @@ def _ready(mask: SiteMasking, task: Task, state: SiteState) -> RecordDict:
     """
     stored = state.pending()
     assert stored is not None
-    beside = mask.beside(task.id, acknowledged=last_acknowledged(state))
-    return wire.write(stored[0], b"", beside)
+    attachments = mask.attachments(task.id, acknowledged=last_acknowledged(state))
+    return wire.write(stored[0], b"", attachments)
 
 
 def _job_for(
@@ -410,10 +410,10 @@ def _masked_metrics(
             if not found:
                 return wire.write_declined(f"no metric may leave by this site's {POLICY}")
             words = metric_words(mask.part, federation.problem.weight(client), found)
-            told = {"task": task, "names": sorted(found)}
+            reported = {"task": task, "names": sorted(found)}
             named, model = subject("evaluate", run, number, task), digest(body)
-            waiting.store(mask.peers, task, named, words, told, Origin(model, model))
-        return wire.write_body(b"", mask.beside(task, "evaluate"))
+            waiting.store(mask.peers, task, named, words, reported, Origin(model, model))
+        return wire.write_body(b"", mask.attachments(task, "evaluate"))
 
 
 def _measure(federation: Federation, site: Site, body: bytes, gate: Gate) -> dict[str, float]:
@@ -494,8 +494,8 @@ def is_simulated() -> bool:
 
 def state_base(context: Context, content: RecordDict) -> Path:
     """Return the folder of all state of this site; the server chooses it in simulations only."""
-    told = wire.read_record(content, wire.PLACE).get(STATE_DIR) if is_simulated() else None
-    base = context.node_config.get(STATE_DIR, told)
+    reported = wire.read_record(content, wire.PLACE).get(STATE_DIR) if is_simulated() else None
+    base = context.node_config.get(STATE_DIR, reported)
     if not isinstance(base, str) or not base:
         raise ConfigError(
             f"node-config: state-dir: got {base!r}, expected a folder of this site that survives "

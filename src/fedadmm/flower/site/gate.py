@@ -191,7 +191,7 @@ class Gate:
         run = self._federation.experiment
         rounds = run.rounds + (run.algorithm.requirements.initial_round is not None)
         with self.account.locked():
-            count = self.account.uploads(task.run, besides=task.id)
+            count = self.account.uploads(task.run, additional=task.id)
         if task.acked_version >= rounds or count >= _UPLOADS_PER_ROUND * rounds:
             raise DeclinedError(
                 f"rounds is {run.rounds} in the terms that were approved, but {task.acked_version} "

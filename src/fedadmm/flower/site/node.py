@@ -12,7 +12,7 @@ itself is loaded in the child, so that each run gets the code that came with it;
 compared with those that the site's policy allows.
 
 Tasks are handed out on a port of loopback, which every account of the machine can reach.  So the
-SuperNode and this process share a secret, without which nobody else gets a task.
+SuperNode and this process share a secret, without which no other process gets a task.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _OURS = (
     "--superexec-auth-secret-file",
     "--allow-runtime-dependency-installation",
 )
-"""Options of flower-supernode that are decided here: tasks come over loopback to whoever has the
-secret, and nothing is installed for them."""
+"""Options of flower-supernode that are decided here: tasks come over loopback to the process
+that has the secret, and nothing is installed for them."""
 _SHORTEST, _ACQUIRE = 0.05, 1.0
 """Seconds between two looks for a task: at first, and at most."""
 

@@ -60,7 +60,7 @@ class SitePolicy:
         task_bytes: the size of the largest task.
         task_steps: the most steps of a round.
         server_key: the Ed25519 public key, in hexadecimal digits, that must have signed a task.
-        approval: whether somebody at the site must allow a run before its first round, and before
+        approval: whether a person at the site must allow a run before its first round, and before
             any metric leaves.
     """
 

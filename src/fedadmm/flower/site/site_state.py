@@ -232,10 +232,10 @@ class SiteAccount:
         counts[kind] = counts.get(kind, 0) + steps
         return [{**one._asdict(), "steps": count} for one, count in counts.items()]
 
-    def uploads(self, run: str, besides: str) -> int:
-        """Return how many uploads of a run left, without that of the task `besides`."""
+    def uploads(self, run: str, additional: str) -> int:
+        """Return how many uploads of a run left, without that of the task `additional`."""
         found = self._read("uploads", _are_uploads, {}).get(run, [])
-        return len(found) - (besides in found)
+        return len(found) - (additional in found)
 
     def count_upload(self, run: str, task: str) -> None:
         """Count the upload to a task; one that is sent again counts once."""

@@ -47,7 +47,7 @@ def read_table(path: Path, options: TableOptions) -> SiteTable:
     features = {name: column for name, column in cells.items() if name not in aside}
     targets = cells[options.target]
     if not features:
-        raise DataError(f"{path.name}: has no feature column besides the target")
+        raise DataError(f"{path.name}: has no feature column, only the target")
     missing = [row for row, value in enumerate(targets.tolist(), 1) if value == ""]
     if missing:
         raise DataError(f"{path.name}: {options.target!r} is missing in row {missing[0]}")

@@ -20,9 +20,9 @@ WORTH_SPLITTING = 2e7
 
 Measured by `benchmarks/threads.py`: with two threads a gradient of a million takes as long as with
 one, of five million 0.7 to 0.8 times as long, of twenty million 0.6 times (perceptrons; larger
-gradients, and convolutions, were measured beside other work only, where the ratio is noise).  The
+gradients, and convolutions, were measured on a busy machine only, where the ratio is noise).  The
 limit is where the gain is clear and not where it begins, because what a wrong choice costs is
-not symmetric: beside other work twenty rounds of the digits took 27 s with two threads and 0.8 s
+not symmetric: on a busy machine twenty rounds of the digits took 27 s with two threads and 0.8 s
 with one.
 """
 

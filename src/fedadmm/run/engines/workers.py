@@ -218,7 +218,7 @@ class _Worker:
             target=target, args=(given, memory, theirs, os.getpid()), daemon=True
         )
         with warnings.catch_warnings():
-            # Python 3.12 warns of forks beside threads; the child uses none (see above)
+            # Python 3.12 warns of forks in a process with threads; the child uses none (see above)
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         theirs.close()

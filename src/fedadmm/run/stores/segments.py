@@ -3,8 +3,8 @@
     segment-00000012.records       the records of many clients, one behind the other
 
 A record is a frame (its length, client and digest) and the bytes of a safetensors file.  What was
-written is never changed, so whoever knows a record's place reads what was committed there, however
-often the client moved on since.
+written is never changed, so a reader that knows a record's place reads what was committed
+there, however often the client moved on since.
 """
 
 from __future__ import annotations

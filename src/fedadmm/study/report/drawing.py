@@ -153,14 +153,14 @@ def _figure(panel: Panel, axis: Axis | None, chosen: dict[str, Style]) -> Figure
 
 def _strip(plot: Axes, panel: Strip, style: Style) -> None:
     rows = {client: row for row, client in enumerate(panel.clients)}
-    for client, begin, end, folded in panel.bars:
+    for client, begin, end, aggregated in panel.bars:
         plot.barh(
             rows[int(client)],
             end - begin,
             0.8,
             begin,
             color=style.light,
-            alpha=1.0 if folded else 0.3,
+            alpha=1.0 if aggregated else 0.3,
             edgecolor="white",
             linewidth=0.6,
         )

@@ -87,7 +87,7 @@ def lines(content: StudyResult, known: list[Axis], value: Value, part: str = "")
     return result
 
 
-def besides(name: str) -> Value:
+def additional(name: str) -> Value:
     """Return the function that reads a recorded quantity other than a metric."""
     return lambda columns: columns.column(name, *OTHERS)
 

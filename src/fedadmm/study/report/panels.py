@@ -19,8 +19,8 @@ from fedadmm.study.report.figures import (
     Section,
     Strip,
     Value,
+    additional,
     axes,
-    besides,
     lines,
     short,
 )
@@ -146,7 +146,7 @@ def _more(content: StudyResult, rounds: list[Axis]) -> Iterator[Panel]:
     further = dict.fromkeys(
         name for run in content.runs for name in run.columns.names("callbacks", "network")
     )
-    for get, found in ((_metric, unknown), (besides, further)):
+    for get, found in ((_metric, unknown), (additional, further)):
         families: dict[str, list[str]] = {}
         for name in found:
             families.setdefault(_stem(name), []).append(name)
@@ -235,7 +235,7 @@ def _spent(name: str, title: str, note: str) -> Curves:
 
 
 def _mean(name: str, title: str, note: str, share: bool = False) -> Curves:
-    return Curves(name, title, note, [besides(name)], share=share, zero=True)
+    return Curves(name, title, note, [additional(name)], share=share, zero=True)
 
 
 _CURVES = {
@@ -346,7 +346,10 @@ def _strips(content: StudyResult) -> Iterator[Strip]:
     """Yield a Gantt chart of the first tasks in the first run of each label."""
     for label, runs in list(content.labels.items())[:MOST_STRIPS]:
         pieces = runs[0].columns.pieces
-        bars = [[client, short(begin), short(end), folded] for client, begin, end, folded in pieces]
+        bars = [
+            [client, short(begin), short(end), aggregated]
+            for client, begin, end, aggregated in pieces
+        ]
         if not bars:
             continue
         clients = sorted({int(bar[0]) for bar in bars})
