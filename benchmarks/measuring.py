@@ -81,7 +81,7 @@ def _compare(
             except EngineError as error:
                 if name == "fedadmm":
                     raise
-                skipped[name] = str(error)
+                skipped[name] = str(error).partition("\n")[0].rstrip(":")  # without paths
                 outcomes.pop(name)
                 on_progress(f"{name} is skipped: {error}", repeat, repeats)
     return outcomes, skipped
