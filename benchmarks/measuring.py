@@ -81,7 +81,8 @@ def _compare(
             except EngineError as error:
                 if name == "fedadmm":
                     raise
-                skipped[name] = str(error).partition("\n")[0].rstrip(":")  # without paths
+                lines = str(error).splitlines()
+                skipped[name] = "\n".join(line for line in lines if "/" not in line)  # no paths
                 outcomes.pop(name)
                 on_progress(f"{name} is skipped: {error}", repeat, repeats)
     return outcomes, skipped

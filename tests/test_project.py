@@ -26,7 +26,7 @@ def test_the_version_is_written_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beside", "given", "used"),
+    ("is_there", "given", "used"),
     [
         (False, None, "unset"),
         (True, None, "{root}/shared/data"),
@@ -35,12 +35,12 @@ def test_the_version_is_written_once() -> None:
     ],
 )
 def test_recorded_data_is_used_if_it_is_there_and_not_needed(
-    tmp_path: Path, attachments: bool, given: str | None, used: str
+    tmp_path: Path, is_there: bool, given: str | None, used: str
 ) -> None:
     """`make` is replaced by a program that says what it was asked and where the data is."""
     for folder in ("checkout/.ci", "bin"):
         (tmp_path / folder).mkdir(parents=True)
-    if attachments:
+    if is_there:
         (tmp_path / "shared/data").mkdir(parents=True)
     script = shutil.copy(ROOT / ".ci/run", tmp_path / "checkout/.ci/run")
     make = tmp_path / "bin/make"

@@ -207,7 +207,7 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("engine", "threads", "beside"),
+    ("engine", "threads", "parallel"),
     [
         ({"name": "vectorised"}, 1, True),
         ({"name": "sequential"}, 1, True),
@@ -218,12 +218,12 @@ def _alive(pid: int) -> bool:
         ({"name": "virtual-time", "mode": "sync"}, "auto", True),
     ],
 )
-def test_runs_that_keep_to_one_core_go_side_by_side(engine, threads, attachments, monkeypatch):
+def test_runs_that_keep_to_one_core_go_side_by_side(engine, threads, parallel, monkeypatch):
     """One process per core, unless a run uses more than one core by itself."""
     from fedadmm.run.engines import workers
 
     monkeypatch.setattr(workers, "usable_cores", lambda: 6)
     chosen = resolve({"problem": {"name": "digits"}, "engine": engine, "threads": threads})
     study = Study("sweep", [Cell("a", chosen, "a")])
-    assert options.processes(None, study) == (6 if attachments else 1)
+    assert options.processes(None, study) == (6 if parallel else 1)
     assert options.processes(3, study) == 3

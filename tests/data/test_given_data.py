@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "labels as floats": (
         lambda: objective(targets=LABELS.astype(np.float32)),
         "ModelObjective: targets: got shape () and type float32 each, expected what the loss "
-        "takes beside outputs of shape (3,) and type float32 (",
+        "takes with outputs of shape (3,) and type float32 (",
     ),
     "rows too wide": (
         lambda: objective(np.ones((6, 5))),

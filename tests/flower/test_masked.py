@@ -885,7 +885,7 @@ def test_what_does_not_go_with_masks_is_refused(tmp_path):
     from fedadmm.flower import DropIn
 
     with pytest.raises(
-        fa.errors.CompatibilityError, match="metrics of a train function travel beside"
+        fa.errors.CompatibilityError, match="metrics of a train function travel with"
     ):
         DropIn(
             fa.FedAvg(),
