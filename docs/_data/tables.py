@@ -102,10 +102,10 @@ def cifar10() -> str:
         return "No cell of it has been run on the full data yet."
     note = (
         "*100 clients, ten local steps with batches of ten, three seeds (two shards: one, without "
-        "an interval); mean ± half of the 95 % t "
-        "interval; differences are paired by seed. Learning rates, and whether the server's model "
-        "or the participants' mean is reported, were chosen on validation samples and seeds that "
-        "are not reported. `python -m studies.cifar10`.*"
+        "an interval); mean ± half of the 95 % t interval; differences are paired by seed. "
+        "Learning rates, and for FedAvgM, FedDyn and aligned ADMM whether the server's model or "
+        "the participants' mean is reported, were chosen on validation samples and seeds that are "
+        "not reported. `python -m studies.cifar10`.*"
     )
     return "\n\n".join([*shown, note])
 
